@@ -5,10 +5,11 @@ use std::{thread, time::Duration};
 
 use anyhow::{Context as _, anyhow, bail};
 use attachment::{
-    journal::{Part, Record},
-    listing::{self, interfaces, what},
+    journal::Record,
+    listing,
     netdev::restore,
     node::{Node, now},
+    part::Part,
     reclaim::{in_host_namespace, over, undo},
 };
 use clap::Args;
@@ -141,24 +142,21 @@ impl Reclaim {
 }
 
 impl Attachments {
-    fn parts(&self) -> impl Iterator<Item = (&Undone, Part)> {
-        self.undone.iter().flat_map(|one| {
-            let parts = interfaces(&one.record).into_iter();
-            parts.map(move |part| (one, part))
-        })
+    fn parts(&self) -> impl Iterator<Item = (&Undone, &Part)> {
+        let undone = self.undone.iter();
+        undone.flat_map(|one| one.record.parts.iter().map(move |part| (one, part)))
     }
 
     fn text(&self, dry_run: bool) -> String {
         let done = if dry_run { "would be undone" } else { "undone" };
-        let row = |(one, part): (&Undone, Part)| {
-            let (kind, netdev) = what(&part);
+        let row = |(one, part): (&Undone, &Part)| {
             let state = if one.error.is_some() { "failed" } else { done };
             vec![
                 optional(one.record.pod.as_deref()),
-                cell(&part.ifname),
+                cell(part.name()),
                 cell(&one.record.network),
-                cell(kind),
-                cell(&netdev),
+                cell(part.attach()),
+                cell(&part.netdev().unwrap_or_default()),
                 state.to_owned(),
                 one.why.to_owned(),
             ]
@@ -175,15 +173,14 @@ impl Attachments {
     }
 
     fn documents(&self) -> Vec<Value> {
-        let of = |(one, part): (&Undone, Part)| {
-            let (kind, netdev) = what(&part);
+        let of = |(one, part): (&Undone, &Part)| {
             json!({
                 "pod": one.record.pod,
-                "interface": part.ifname,
+                "interface": part.name(),
                 "network": one.record.network,
                 "container": one.record.container_id,
-                "kind": kind,
-                "netdev": netdev,
+                "kind": part.attach(),
+                "netdev": part.netdev().unwrap_or_default(),
                 "because": one.why,
                 "error": one.error,
             })

@@ -18,13 +18,16 @@ pub use keys::KEYS;
 
 use std::collections::BTreeMap;
 
-use attachment::{journal::record::Slot, netdev::vf::Settings};
+use attachment::{
+    journal::Slot,
+    netdev::vf::Settings,
+    part::{IpoibMode, IpvlanMode, MacvlanMode},
+};
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, text::list};
 use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId};
-use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 use node::policy::{MAX_RAIL, partition_key, port_guid};
 
-use crate::{rails::Rails, rdma::RdmaRequirement};
+use crate::{rdma::RdmaRequirement, source_routing::SourceRouting};
 
 /// Which netdev of the host is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,11 +48,17 @@ pub enum Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
     pub unit: UnitId,
-    /// The HCA that it stands for: of a slot the one that it is bound to, of one that stands for
-    /// several each in its turn, or all of them for `rdma-only`; none where that is not known.
-    pub hcas: Vec<HcaId>,
     pub text: String,
-    /// The slot that became this unit; none for a unit that the runtime passed itself.
+}
+
+/// A unit of the pod, and what it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitHcas {
+    /// As messages name it.
+    pub text: String,
+    /// One HCA, or for `rdma-only` all of the units; none where that is not known.
+    pub hcas: Vec<HcaId>,
+    /// The slot that was bound to it.
     pub slot: Option<Slot>,
 }
 
@@ -93,7 +102,7 @@ pub struct Config {
     /// `rail`: the rail of the fabric that its NIC must be on.
     pub rail: Option<u32>,
     /// `rails`: whether it is routed by source.
-    pub rails: Rails,
+    pub rails: SourceRouting,
     /// `rdma`: what becomes of the RDMA devices.
     pub rdma: RdmaRequirement,
     /// `runtimeConfig.CNIDeviceInfoFile`.
@@ -163,7 +172,7 @@ impl Config {
             accept_ra: root.get("acceptRA")?.unwrap_or(false),
             dad: root.get("dad")?.unwrap_or(false),
             rail: rail(&root)?,
-            rails: Rails::read(&root)?,
+            rails: SourceRouting::read(&root)?,
             rdma: rdma_requirement(&root)?,
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
             notes,
@@ -184,49 +193,41 @@ impl Config {
             Target::Hca(_) => None,
         }
     }
+}
 
+impl Config {
     /// `mode` of a macvlan; bridge when it is not given.
-    pub fn macvlan_mode(&self) -> Result<MacVlanMode, Error> {
-        match self.mode.as_deref() {
-            None | Some("bridge") => Ok(MacVlanMode::Bridge),
-            Some("private") => Ok(MacVlanMode::Private),
-            Some("vepa") => Ok(MacVlanMode::Vepa),
-            Some("passthru") => Ok(MacVlanMode::Passthrough),
-            Some(other) => Err(wrong_mode(
-                "macvlan",
-                other,
-                "bridge, private, vepa or passthru",
-            )),
-        }
+    pub fn macvlan_mode(&self) -> Result<MacvlanMode, Error> {
+        Ok(self
+            .mode_of(&MacvlanMode::ALL, MacvlanMode::as_str)?
+            .unwrap_or_default())
     }
 
     /// `mode` of an ipvlan; l2 when it is not given.
-    pub fn ipvlan_mode(&self) -> Result<IpVlanMode, Error> {
-        match self.mode.as_deref() {
-            None | Some("l2") => Ok(IpVlanMode::L2),
-            Some("l3") => Ok(IpVlanMode::L3),
-            Some("l3s") => Ok(IpVlanMode::L3S),
-            Some(other) => Err(wrong_mode("ipvlan", other, "l2, l3 or l3s")),
-        }
+    pub fn ipvlan_mode(&self) -> Result<IpvlanMode, Error> {
+        Ok(self
+            .mode_of(&IpvlanMode::ALL, IpvlanMode::as_str)?
+            .unwrap_or_default())
     }
 
     /// `mode` of an IPoIB child; none means its parent's.
     pub fn ipoib_mode(&self) -> Result<Option<IpoibMode>, Error> {
-        match self.mode.as_deref() {
-            None => Ok(None),
-            Some("datagram") => Ok(Some(IpoibMode::Datagram)),
-            Some("connected") => Ok(Some(IpoibMode::Connected)),
-            Some(other) => Err(wrong_mode("ipoib", other, "datagram or connected")),
-        }
+        self.mode_of(&IpoibMode::ALL, IpoibMode::as_str)
     }
-}
 
-fn wrong_mode(kind: &str, mode: &str, expected: &str) -> Error {
-    Error::new(
-        Code::InvalidConfig,
-        format!("mode: {mode:?} is not a mode of {kind}"),
-    )
-    .with_details(format!("expected {expected}"))
+    fn mode_of<T: Copy>(&self, all: &[T], word: fn(T) -> &'static str) -> Result<Option<T>, Error> {
+        let Some(text) = self.mode.as_deref() else {
+            return Ok(None);
+        };
+        let found = all.iter().copied().find(|known| word(*known) == text);
+        found.map(Some).ok_or_else(|| {
+            let kind = self.attach.as_str();
+            let what = format!("mode: {text:?} is not a mode of {kind}");
+            let words = all.iter().map(|known| word(*known));
+            let expected = format!("expected {}", attach::one_of(words));
+            Error::new(Code::InvalidConfig, what).with_details(expected)
+        })
+    }
 }
 
 fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, Error> {
@@ -236,10 +237,8 @@ fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, E
         Err(_) => text.parse().map_err(|e| root.wrong(key, e))?,
     };
     Ok(Allocation {
-        hcas: unit.hca().cloned().into_iter().collect(),
         unit,
         text: text.to_owned(),
-        slot: None,
     })
 }
 

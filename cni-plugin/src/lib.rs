@@ -4,22 +4,19 @@
 //! request. The node, the journal, IPAM and undoing are those of [`attachment`]; what reaches the
 //! kernel is [`netlink`].
 
+pub mod addressing;
 pub mod allocation;
-pub mod apply;
-pub mod authorize;
+mod answer;
 mod bind;
 pub mod command;
 pub mod config;
+pub mod decide;
 mod device_info;
+pub mod facts;
 mod gids;
-pub mod interface_config;
-mod parts;
-pub mod plan;
-mod rails;
+mod orphan;
 mod rdma;
-mod recover;
-mod report;
-pub mod resolve;
+mod source_routing;
 pub mod validate;
 
 use attachment::error;

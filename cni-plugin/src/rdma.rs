@@ -1,26 +1,16 @@
-//! The RDMA devices of an attachment, where the RDMA subsystem has namespaces of its own
-//! (exclusive mode): they go into the pod before its netdev, and [`attachment::rdma`] returns them
-//! before it.
-//!
-//! A move takes a device's character devices away and makes new ones, with the lowest numbers
-//! that are free (`ib_uverbs_add_one()`). The container was promised the old number when it was
-//! allocated. So a move that would change the number is refused before anything is changed; one
-//! that did nevertheless is taken back and the attachment fails. Moves are made one at a time on
-//! a node, because two together could swap their numbers. For an HCA that was bound late the number
-//! is read after the move, so it may change.
-//!
-//! After a kill anywhere: the journal names the devices before the first one moves.
+//! Which RDMA devices an attachment takes along, where the RDMA subsystem has namespaces of its own
+//! (exclusive mode). [`attachment::rdma`] moves and returns them.
 
 use std::collections::BTreeSet;
 
 use attachment::{
     journal::RdmaDevice,
     node::Node,
-    rdma::{find, parents},
+    rdma::{DeviceNodes, keeps_its_number, parents},
 };
 use cni_wire::Code;
-use hca::{CharDevice, Host, NetnsMode, PortId, chardev::verbs, lookup};
-use netlink::{Namespace, link::Link, rdma};
+use hca::{Host, NetnsMode, PortId, chardev::verbs, lookup};
+use netlink::{link::Link, rdma};
 
 use crate::{config::Attach, error::Error};
 
@@ -36,15 +26,6 @@ cni_wire::words! {
         /// A netdev alone.
         Off = "off",
     }
-}
-
-/// What containers know of the numbers of device nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Numbers {
-    /// They were promised them when the HCA was allocated.
-    Promised,
-    /// They get those that the daemon reads after the move.
-    ReadAfterwards,
 }
 
 /// Whether RDMA devices move into the pod.
@@ -140,41 +121,65 @@ pub(crate) fn of_netdev(
             Err(e) => return Err(unread(e)),
         }
     }
-    for name in &names {
-        let device = hca::rdma::read(host, name).map_err(unread)?;
-        if let Some(other) = device.netdevs().find(|netdev| link.name != **netdev) {
+    Ok(names)
+}
+
+/// RDMA devices that are to move.
+#[derive(Clone, Debug, Default)]
+pub struct MovableRdma {
+    /// With the verbs node that containers were promised.
+    devices: Vec<(RdmaDevice, Option<String>)>,
+    /// A device, and another netdev that it serves.
+    serves_another: Option<(String, String)>,
+    /// The verbs nodes of the host.
+    nodes: Vec<String>,
+}
+
+impl MovableRdma {
+    /// # Errors
+    /// Code 7: one serves another netdev, which would lose it; code 11: one would not keep its
+    /// character device.
+    pub(crate) fn decide(&self) -> Result<Vec<RdmaDevice>, Error> {
+        if let Some((device, other)) = &self.serves_another {
             return Err(Error::new(
                 Code::InvalidConfig,
-                format!(
-                    "RDMA device {name} of {} serves {other}, too, which would lose it",
-                    link.name
-                ),
+                format!("RDMA device {device} serves {other}, too, which would lose it"),
             )
             .with_details(
                 "a device of several ports can be in one network namespace only; set the RDMA \
                  subsystem to shared, or rdma to off for a netdev without RDMA",
             ));
         }
+        let devices = self.devices.iter();
+        devices
+            .map(|(device, node)| {
+                if let Some(node) = node {
+                    keeps_its_number(&device.name, node, &self.nodes)?;
+                }
+                Ok(device.clone())
+            })
+            .collect()
     }
-    Ok(names)
 }
 
-/// Describes the devices of these names for the journal.
+/// Reads the devices of these names. `netdev` is the one that they move with.
 ///
 /// # Errors
-/// Code 11: one is not in the host's namespace, or would not keep its character device.
-pub(crate) fn describe(
+/// Code 11: one is not in the host's namespace.
+pub(crate) fn read(
     node: &Node,
     names: &BTreeSet<String>,
-    numbers: Numbers,
-) -> Result<Vec<RdmaDevice>, Error> {
+    netdev: Option<&Link>,
+    promised: DeviceNodes,
+) -> Result<MovableRdma, Error> {
     let Some(mut socket) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
         return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
     };
     let there = rdma::list(&mut socket)?;
     let nodes = verbs(&node.roots)?;
     let parents = parents(&node.roots)?;
-    let describe = |name: &String| {
+    let mut movable = MovableRdma::default();
+    for name in names {
         let device = there.iter().find(|device| device.name == *name);
         let device = device.ok_or_else(|| {
             Error::new(
@@ -183,132 +188,26 @@ pub(crate) fn describe(
             )
             .with_details("a pod has it, or it is returning from one")
         })?;
-        let verbs = nodes.iter().find(|(owner, _)| owner == name);
-        if let (Some((_, verbs)), Numbers::Promised) = (verbs, numbers) {
-            keeps_its_number(name, &verbs.name, &nodes)?;
+        if let Some(link) = netdev {
+            let read = hca::rdma::read(&node.roots, name)?;
+            let other = read.netdevs().find(|netdev| link.name != **netdev);
+            let other = other.map(|netdev| (name.clone(), netdev.to_owned()));
+            movable.serves_another = movable.serves_another.or(other);
         }
-        Ok(RdmaDevice {
+        let verbs = nodes.iter().find(|(owner, _)| owner == name);
+        let verbs = verbs.filter(|_| promised == DeviceNodes::Promised);
+        let known = RdmaDevice {
             name: device.name.clone(),
             index: device.index,
             node_guid: device.node_guid.map(|guid| guid.to_string()),
             parent: parents.get(name).cloned(),
-        })
-    };
-    names.iter().map(describe).collect()
-}
-
-/// Moves devices into a pod.
-///
-/// # Errors
-/// Code 11: one would get another character device than the container was promised; code 100:
-/// the kernel's refusal. What was moved by then is named in the journal.
-pub(crate) fn move_in(
-    node: &Node,
-    pod: &Namespace,
-    devices: &[RdmaDevice],
-    numbers: Numbers,
-) -> Result<(), Error> {
-    if devices.is_empty() {
-        return Ok(());
+        };
+        movable
+            .devices
+            .push((known, verbs.map(|(_, node)| node.name.clone())));
     }
-    let _lock = node.journal.lock_rdma()?;
-    let (Some(mut host), Some(mut inside)) = (
-        rdma::socket(&node.netns.namespace, &node.netns.namespace)?,
-        rdma::socket(pod, &node.netns.namespace)?,
-    ) else {
-        return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
-    };
-    for known in devices {
-        let there = rdma::list(&mut host)?;
-        let parents = parents(&node.roots)?;
-        let device = find(known, &there, &parents).ok_or_else(|| {
-            Error::new(
-                Code::TryAgain,
-                format!("RDMA device {} left the host meanwhile", known.name),
-            )
-        })?;
-        let before = rdma::verbs_node(&mut host, device)?;
-        if let (Some(before), Numbers::Promised) = (&before, numbers) {
-            // It was checked before, too; another attachment may have been quicker.
-            keeps_its_number(&device.name, &before.name, &verbs(&node.roots)?)?;
-        }
-        rdma::give(&mut host, device, pod).map_err(Error::rdma_move)?;
-        let arrived = rdma::list(&mut inside)?;
-        let arrived = find(known, &arrived, &parents).ok_or_else(|| {
-            Error::new(
-                Code::Kernel,
-                format!("RDMA device {} did not arrive in the pod", known.name),
-            )
-        })?;
-        let after = rdma::verbs_node(&mut inside, arrived)?;
-        if after != before && numbers == Numbers::Promised {
-            let name = |node: &Option<rdma::Node>| {
-                node.as_ref().map_or("none".to_owned(), |n| n.name.clone())
-            };
-            return Err(Error::new(
-                Code::TryAgain,
-                format!(
-                    "RDMA device {} has the character device {} in the pod, but the container was \
-                     promised {}",
-                    known.name,
-                    name(&after),
-                    name(&before)
-                ),
-            )
-            .with_details("another RDMA device left the host meanwhile; delete the pod, so that a new one is allocated"));
-        }
-    }
-    Ok(())
-}
-
-/// Refuses a move after which a device would have another number: the lowest that is free then,
-/// its own among them. `all` are the verbs nodes of the host. Pure.
-fn keeps_its_number(device: &str, node: &str, all: &[(String, CharDevice)]) -> Result<(), Error> {
-    let number = |name: &str| name.strip_prefix("uverbs")?.parse::<u32>().ok();
-    let Some(own) = number(node) else {
-        return Ok(());
-    };
-    let used: BTreeSet<u32> = all.iter().filter_map(|(_, n)| number(&n.name)).collect();
-    match (0..own).find(|lower| !used.contains(lower)) {
-        None => Ok(()),
-        Some(lower) => Err(Error::new(
-            Code::TryAgain,
-            format!(
-                "moving RDMA device {device} is refused: it has /dev/infiniband/{node}, which the \
-                 container was promised, and would become uverbs{lower}, which is free"
-            ),
-        )
-        .with_details(
-            "it can be moved once the lower numbers are in use: load the driver of the device \
-             that had them, or, with no pod using RDMA, reload the drivers so that numbers are \
-             given anew",
-        )),
-    }
-}
-
-/// That a pod still has its devices.
-///
-/// # Errors
-/// Code 104 naming the one it has not.
-pub(crate) fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(), Error> {
-    if devices.is_empty() {
-        return Ok(());
-    }
-    let there = match rdma::socket(pod, &node.netns.namespace)? {
-        Some(mut inside) => rdma::list(&mut inside)?,
-        None => Vec::new(),
-    };
-    let parents = parents(&node.roots)?;
-    match devices
-        .iter()
-        .find(|known| find(known, &there, &parents).is_none())
-    {
-        None => Ok(()),
-        Some(lost) => Err(Error::new(
-            Code::Differs,
-            format!("RDMA device {} is gone from the pod", lost.name),
-        )),
-    }
+    movable.nodes = nodes.into_iter().map(|(_, node)| node.name).collect();
+    Ok(movable)
 }
 
 #[cfg(test)]
@@ -361,7 +260,7 @@ mod tests {
                 REQUIRED,
                 Attach::Move,
                 None,
-                false,
+                true,
                 unavailable,
                 "no RDMA subsystem",
             ),
@@ -382,29 +281,5 @@ mod tests {
                 "{error}"
             );
         }
-    }
-
-    #[test]
-    fn a_move_that_would_change_the_promised_node_is_refused() {
-        let all = ["uverbs0", "uverbs1", "uverbs3"].map(|name| {
-            let number = "231:192".parse().unwrap();
-            let path = "/dev/null".into();
-            (
-                String::new(),
-                CharDevice {
-                    name: name.into(),
-                    path,
-                    number,
-                },
-            )
-        });
-        keeps_its_number("mlx5_1", "uverbs1", &all).unwrap();
-        keeps_its_number("mlx5_0", "uverbs0", &all).unwrap();
-        let error = keeps_its_number("mlx5_3", "uverbs3", &all).unwrap_err();
-        assert_eq!(error.code, Code::TryAgain);
-        assert!(
-            error.msg.contains("uverbs3") && error.msg.contains("uverbs2"),
-            "{error}"
-        );
     }
 }

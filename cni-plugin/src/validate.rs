@@ -3,21 +3,21 @@
 //! What a call of ADD reads is read by the same functions. What depends on a node's links is
 //! checked on a host only, as STATUS does; what depends on a pod's allocation is not checked.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use attachment::{addresses, node::Places};
-use cni_wire::{CniResult, Code, Command, Environment, NetworkConfig, Request, env, text};
+use cni_wire::{Code, Command, Environment, NetworkConfig, Request, env, text};
 use ipam::{plugin::Plugin, store::StoreError};
 use node::policy::{FabricAddresses, Policy};
 use serde_json::{Value, json};
 
 use crate::{
+    addressing::{self, addressing},
     command::status,
-    config::{Attach, Config, Devices, vf},
+    config::{Attach, Config, Devices},
+    decide::decide,
     error::Error,
-    interface_config::InterfaceConfig,
-    parts::Numbering,
-    plan,
+    facts::Facts,
     rdma::RdmaRequirement,
 };
 
@@ -103,42 +103,46 @@ fn check_plugin(
         Ok(read) => read,
         Err(error) => return found.errors.push(error.to_string()),
     };
-    // None of these hides another.
     let before = found.errors.len();
     found.notes.extend(config.notes.iter().cloned());
-    found.note(|found| check_attach(&config, network, found));
+    notes(&config, network, found);
     found.notes.extend(left_behind(&request, &config, policy));
-    let passthru = config.mode.as_deref() == Some("passthru");
-    if passthru && !policy.allow.passthru {
-        found.errors.push(format!(
-            "mode: passthru is denied: set allow.passthru in {}, or use mode bridge",
-            places.policy.display()
-        ));
-    }
-    if let Some((key, value)) = vf::denied(&config.vf, &policy.allow.vf) {
-        found.errors.push(format!(
-            "{key} {value} is denied: add it to allow.vf.{key} in {}, or leave it out",
-            places.policy.display()
-        ));
-    }
-    found.note(|found| check_addresses(&request, &config, policy, places, found));
+    let by_unit = network.resource.is_some() || config.allocation.is_some();
+    found.attach = Some(attach(&config, by_unit));
+    // Neither of the two hides the other.
+    let mut ranges = None;
+    found.note(|found| {
+        ranges = check_addresses(&request, &config, policy, places, found)?;
+        Ok(())
+    });
+    let kind = request.config.ipam_type().ok().flatten();
+    let facts = Facts {
+        by_unit,
+        ipam_for_one: kind
+            .filter(|kind| !addresses::is_own(kind))
+            .map(str::to_owned),
+        ranges,
+        ..Facts::without_pod(policy, &places.policy)
+    };
+    found.note(|_| decide(&config, &facts).map(drop));
     if host.is_some() && found.errors.len() == before {
-        found.note(|_| status::run(places, format!("validate {}", network.name), &request));
+        found.note(|found| {
+            let subject = format!("validate {}", network.name);
+            found.notes.extend(status::run(places, subject, &request)?);
+            Ok(())
+        });
     }
 }
 
-/// Which interface the pod gets.
-fn check_attach(config: &Config, network: &Network, found: &mut Findings) -> Result<(), Error> {
-    let by_unit = network.resource.is_some() || config.allocation.is_some();
-    found.attach = Some(attach(config, by_unit)?);
+fn notes(config: &Config, network: &Network, found: &mut Findings) {
     if config.rdma == RdmaRequirement::Required {
         let note = "rdma required is refused on nodes that are not in exclusive mode";
         found.notes.push(note.to_owned());
     }
     if config.accept_ra && config.rails.wanted.is_none() {
         found.notes.push(
-            "acceptRA: the default route of router advertisements is left out where the pod has one, \
-             or the interface is routed by source; with rails false it is not"
+            "acceptRA: the default route of router advertisements is left out where the pod has one; \
+             with sourceRouting false it is not"
                 .to_owned(),
         );
     }
@@ -148,7 +152,6 @@ fn check_attach(config: &Config, network: &Network, found: &mut Findings) -> Res
              master the child is made on the netdev of the unit"
         ));
     }
-    Ok(())
 }
 
 /// What a move without an IPAM leaves on the host.
@@ -162,29 +165,23 @@ fn left_behind(request: &Request, config: &Config, policy: &Policy) -> Option<St
     })
 }
 
+/// Checks the IPAM's configuration. Returns the rails for which it has ranges.
 fn check_addresses(
     request: &Request,
     config: &Config,
     policy: &Policy,
     places: &Places,
     found: &mut Findings,
-) -> Result<(), Error> {
-    if let Some(mtu) = config.mtu {
-        plan::carries_ipv6(mtu, config, false)?;
-    }
+) -> Result<Option<BTreeSet<u32>>, Error> {
     let Some(kind) = request.config.ipam_type()? else {
-        return Ok(());
+        return Ok(None);
     };
     found.ipam = Some(kind.to_owned());
     addresses::allowed_by(&policy.allow.ipam, &places.policy, kind)?;
     if !addresses::is_own(kind) {
-        if config.devices == Devices::All {
-            return Err(addresses::serves_one(kind).into());
-        }
-        found.notes.push(format!(
-            "ipam of type {kind}: its keys are not checked here"
-        ));
-        return Ok(());
+        let note = format!("ipam of type {kind}: its keys are not checked here");
+        found.notes.push(note);
+        return Ok(None);
     }
     let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
     let read = own.config(request)?;
@@ -192,26 +189,20 @@ fn check_addresses(
         let unknown = StoreError::unknown(policy, &read.store);
         return Err(Error::new(Code::Policy, &unknown).with_details(unknown.remedy()));
     }
-    let is_ipv6 = |result: &CniResult| {
-        InterfaceConfig::of_result(config.attach, config, result).map(|given| given.needs_ipv6())
-    };
-    let needs_ipv6 = read
-        .examples()?
+    let examples = read.examples()?;
+    let requests: Vec<_> = examples
         .iter()
-        .map(is_ipv6)
-        .collect::<Result<Vec<_>, _>>()?;
-    if let Some(mtu) = config.mtu {
-        plan::carries_ipv6(mtu, config, needs_ipv6.contains(&true))?;
-    }
-    if config.devices == Devices::One {
-        let of_rails = read.rails();
-        let numbering = Numbering {
-            asked: config.rail,
-            ranges: of_rails.as_ref(),
-            rails: &policy.rails,
-            path: &places.policy,
-        };
-        numbering.one(None)?;
+        .map(|leased| addressing::Request {
+            ifname: "net1",
+            rail: None,
+            config,
+            mtu: config.mtu,
+            leased: Some(leased),
+            moved: None,
+        })
+        .collect();
+    for request in requests {
+        addressing(&[request], &addressing::Pod::default())?;
     }
     let ranges = read.all_ranges();
     found
@@ -221,7 +212,7 @@ fn check_addresses(
     found
         .notes
         .extend(ignored.map(|key| format!("ipam.{key} has no effect here")));
-    Ok(())
+    Ok(read.rails())
 }
 
 impl Findings {
@@ -232,28 +223,14 @@ impl Findings {
 }
 
 /// What the pod gets, in a few words.
-///
-/// # Errors
-/// Code 7: no netdev is selected.
-fn attach(config: &Config, by_unit: bool) -> Result<String, Error> {
-    let named = config.device.is_some() || config.master.is_some();
-    if !by_unit && !named && config.attach != Attach::RdmaOnly {
-        return Err(Error::new(
-            Code::InvalidConfig,
-            "no netdev is selected",
-        )
-        .with_details(format!(
-            "annotate the NetworkAttachmentDefinition with {RESOURCE_NAME}, or name the netdev: \
-             device for a move, master for a child"
-        )));
-    }
+fn attach(config: &Config, by_unit: bool) -> String {
     let of = match (&config.master, by_unit) {
         (Some(master), _) => format!(" on {master}"),
         (None, true) if config.devices == Devices::All => " of all allocated units".to_owned(),
         (None, true) => " of the allocated unit".to_owned(),
         (None, false) => String::new(),
     };
-    Ok(format!("{}{of}", config.attach.as_str()))
+    format!("{}{of}", config.attach.as_str())
 }
 
 impl Network {

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attachment::{
-    detach::left_child,
     journal::{Journal, Key, Record},
     node::{Node, now},
+    part::{Defect, Part},
     reclaim::{in_host_namespace, over},
 };
 use hca::HcaId;
@@ -140,10 +140,10 @@ pub(crate) fn taken(paths: &NodePaths) -> Result<BTreeSet<HcaId>, attachment::Er
     if let Some((_, error)) = unreadable.into_iter().next() {
         return Err(error);
     }
-    let parts = records.into_iter().flat_map(|(_, record)| record.parts);
-    let moved = parts.filter_map(|part| part.moved);
+    let parts = records.iter().flat_map(|(_, record)| &record.parts);
+    let moved = parts.filter_map(Part::moved);
     Ok(moved
-        .filter_map(|netdev| netdev.identity.bus_device.as_deref()?.parse().ok())
+        .filter_map(|moved| moved.host.identity.bus_device.as_deref()?.parse().ok())
         .collect())
 }
 
@@ -231,11 +231,11 @@ impl Round {
 
 /// The HCAs whose netdev returned from an attachment with a child on it.
 fn children(record: &Record) -> impl Iterator<Item = (HcaId, String)> {
-    let parts = record.parts.iter().filter(|part| part.carries_child);
-    let left = parts.filter_map(|part| Some((part, part.moved.as_ref()?)));
-    left.flat_map(move |(part, netdev)| {
-        let hcas = part.hcas.iter().filter_map(|hca| hca.parse().ok());
-        hcas.map(move |hca| (hca, left_child(&netdev.name, record)))
+    let moved = record.parts.iter().filter_map(Part::moved);
+    let left = moved.filter(|moved| moved.returned == Some(Defect::Child));
+    left.flat_map(move |moved| {
+        let hcas = moved.hcas.iter().filter_map(|hca| hca.parse().ok());
+        hcas.map(move |hca| (hca, moved.left_child(record)))
     })
 }
 

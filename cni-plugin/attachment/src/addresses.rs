@@ -19,6 +19,7 @@ use cni_wire::{
 use crate::{
     journal::{Record, record},
     node::Node,
+    part::Part,
 };
 
 const OWN: &str = "rdma-ipam";
@@ -91,9 +92,6 @@ impl Ipam {
         request: &Request,
         rails: &[Option<u32>],
     ) -> Result<Vec<Option<CniResult>>, Error> {
-        if rails.len() > 1 {
-            self.serves_several()?;
-        }
         let known: Option<Vec<u32>> = rails.iter().copied().collect();
         let leased = self.logged(node, Command::Add, || match self {
             Ipam::None => Ok(vec![None; rails.len()]),
@@ -115,11 +113,11 @@ impl Ipam {
         leased.map_err(|error| self.release_after(node, request, error))
     }
 
-    /// Refuses an IPAM that gives addresses to one interface only.
-    pub fn serves_several(&self) -> Result<(), Error> {
+    /// Its program, where it gives addresses to one interface only.
+    pub fn for_one(&self) -> Option<String> {
         match self {
-            Ipam::None | Ipam::Own => Ok(()),
-            Ipam::Other(delegate) => Err(serves_one(&delegate.program().display().to_string())),
+            Ipam::None | Ipam::Own => None,
+            Ipam::Other(delegate) => Some(delegate.program().display().to_string()),
         }
     }
 
@@ -296,7 +294,7 @@ fn request_of(record: &Record, noted: &record::Ipam) -> Result<Request, Error> {
 /// # Errors
 /// The journalled configuration cannot be read any more.
 pub fn positions(node: &Node, record: &Record) -> Result<Option<Vec<usize>>, Error> {
-    let rails: Option<Vec<u32>> = record.parts.iter().map(|part| part.rail).collect();
+    let rails: Option<Vec<u32>> = record.parts.iter().map(Part::rail).collect();
     match (&record.ipam, rails) {
         (Some(noted), Some(rails)) if rails.len() > 1 => {
             let request = request_of(record, noted)?;

@@ -17,10 +17,10 @@ pub enum Kind {
     Incomplete,
     /// Another call holds a lock for longer than this one waits.
     Locked,
-    /// Settings of a VF cannot be restored.
-    VfKept,
-    /// A child stands on a netdev that has returned.
-    CarriesChild,
+    /// A netdev is back on the host, and cannot be used yet: it has settings or a child of its pod.
+    Kept,
+    /// The name or the index of a new link is taken.
+    NameTaken,
 }
 
 /// A failure, as it is reported to the runtime.

@@ -7,6 +7,9 @@
 //! - [`rdma`]: RDMA devices that went with it, and returning them;
 //! - [`cdi_file`]: CDI files of its slots, where HCAs were bound late;
 //! - [`addresses`]: IPAM, in this process or by exec;
+//! - [`part`]: one interface of an attachment: what is decided, recorded, applied and undone;
+//! - [`interface`]: its sysctls, addresses, routes and rules;
+//! - [`attach`]: making what a record says;
 //! - [`detach`]: undoing an attachment, however far it got;
 //! - [`reclaim`]: which attachments ended without a DEL;
 //! - [`listing`]: what the node's pods have of it, for people;
@@ -14,15 +17,17 @@
 //! - [`error`]: why any of this failed, as it is reported to the runtime.
 
 pub mod addresses;
+pub mod attach;
 pub mod cdi_file;
-pub mod child;
 pub mod detach;
 pub mod error;
+pub mod interface;
 pub mod journal;
 pub mod listing;
 pub mod log;
 pub mod netdev;
 pub mod node;
+pub mod part;
 pub mod rdma;
 pub mod reclaim;
 

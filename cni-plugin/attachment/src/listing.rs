@@ -8,8 +8,9 @@ use node::identity::is_other_boot;
 use crate::{
     addresses,
     error::Error,
-    journal::{Key, Part, Record},
+    journal::{Key, Record},
     node::Node,
+    part::Part,
     reclaim::{Netns, netns},
 };
 
@@ -27,7 +28,7 @@ pub struct Attachment {
     pub ifname: String,
     /// Which of the attachment's leases are this interface's, by their numbers; `None` for all.
     pub lease_numbers: Option<BTreeSet<usize>>,
-    /// `move`, `macvlan`, …; `None` where nothing was made yet or all is undone but the lease.
+    /// `move`, `macvlan`, …
     pub kind: Option<String>,
     /// The host's netdev: the moved one, or the child's master.
     pub netdev: Option<String>,
@@ -38,7 +39,7 @@ pub struct Attachment {
     pub netns_state: &'static str,
     /// Unix seconds of the ADD.
     pub created: u64,
-    /// Why the interface had no carrier at the ADD; none where it had one.
+    /// Why the interface may have no carrier, where the ADD knew that.
     pub warning: Option<String>,
 }
 
@@ -60,8 +61,8 @@ impl Attachment {
             });
             Self::of(record, part, netns_state, numbers)
         };
-        let all = interfaces(record);
-        (all.iter().enumerate().map(of).collect(), unknown)
+        let all = record.parts.iter().enumerate();
+        (all.map(of).collect(), unknown)
     }
 
     fn of(
@@ -70,45 +71,21 @@ impl Attachment {
         netns_state: &'static str,
         lease_numbers: Option<BTreeSet<usize>>,
     ) -> Self {
-        let (kind, netdev) = what(part);
-        let named = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        let bound = part.slots.iter().map(|slot| slot.hca.clone());
         Self {
             pod: record.pod.clone(),
-            interface: part.ifname.clone(),
+            interface: part.name().to_owned(),
             network: record.network.clone(),
             container: record.container_id.clone(),
             ifname: record.ifname.clone(),
             lease_numbers,
-            kind: named(kind),
-            netdev: named(&netdev),
-            hcas: bound.chain(part.hcas.iter().cloned()).collect(),
+            kind: Some(part.attach().to_owned()),
+            netdev: part.netdev(),
+            hcas: part.hcas().map(str::to_owned).collect(),
             netns: record.netns.path.clone(),
             netns_state,
             created: record.created,
-            warning: part.child.as_ref().and_then(|child| child.warning.clone()),
+            warning: part.child().and_then(|child| child.warning.clone()),
         }
-    }
-}
-
-/// The interfaces of an attachment; where none is left, one for its addresses.
-#[must_use]
-pub fn interfaces(record: &Record) -> Vec<Part> {
-    match record.parts.is_empty() {
-        true => vec![Part::named(&record.ifname)],
-        false => record.parts.clone(),
-    }
-}
-
-/// The kind of an attachment's part and the netdev of the host that it is about.
-#[must_use]
-pub fn what(part: &Part) -> (&str, String) {
-    match (&part.moved, &part.child) {
-        (Some(netdev), _) => ("move", netdev.name.to_string()),
-        (None, Some(child)) => (&child.kind, child.master.clone()),
-        (None, None) if !part.rdma.is_empty() => ("rdma-only", String::new()),
-        // Begun and not made, or already undone but for its addresses.
-        (None, None) => ("", String::new()),
     }
 }
 

@@ -1,23 +1,34 @@
 //! The RDMA devices of an attachment, where the RDMA subsystem has namespaces of its own
-//! (exclusive mode): they return before the netdev.
+//! (exclusive mode): they go into the pod before its netdev, and return before it.
+//!
+//! A move takes a device's character devices away and makes new ones, with the lowest numbers
+//! that are free (`ib_uverbs_add_one()`). The container was promised the old number when it was
+//! allocated. So a move that would change the number is refused before anything is changed; one
+//! that did nevertheless is taken back and the attachment fails. Moves are made one at a time on
+//! a node, because two together could swap their numbers.
 //!
 //! Returning asks where each device is, not where it was left, so it can begin wherever an earlier
 //! call was cut off. The kernel itself returns a device whose namespace dies, later than
 //! the namespace is gone.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     thread,
     time::{Duration, Instant},
 };
 
+use cni_wire::Code;
 use hca::{CharDevice, Host, NetnsMode, chardev::verbs};
 use netlink::{
     Namespace, Socket,
     rdma::{self, Device},
 };
 
-use crate::{error::Error, journal::RdmaDevice, node::Node};
+use crate::{
+    error::Error,
+    journal::{RdmaDevice, Record},
+    node::Node,
+};
 
 /// The devices on which RDMA devices stand, by these devices' names: of all namespaces, as their
 /// verbs nodes are seen from each. Names are unique in all of them (`ib_device_rename()`).
@@ -56,6 +67,139 @@ pub fn find<'a>(
         let found = alike.find(stands_there)?;
         alike.find(stands_there).is_none().then_some(found)
     })
+}
+
+/// What containers know of the numbers of device nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceNodes {
+    /// They were promised them when the HCA was allocated.
+    Promised,
+    /// They get those that the daemon reads after the move: the HCA was bound late.
+    ReadAfterwards,
+}
+
+impl DeviceNodes {
+    pub(crate) fn of(record: &Record) -> Self {
+        match record.slots().next() {
+            None => DeviceNodes::Promised,
+            Some(_) => DeviceNodes::ReadAfterwards,
+        }
+    }
+}
+
+/// Moves devices into a pod.
+///
+/// # Errors
+/// Code 11: one would get another character device than the container was promised; code 100:
+/// the kernel's refusal. What was moved by then is named in the journal.
+pub(crate) fn move_in(
+    node: &Node,
+    pod: &Namespace,
+    devices: &[RdmaDevice],
+    nodes: DeviceNodes,
+) -> Result<(), Error> {
+    if devices.is_empty() {
+        return Ok(());
+    }
+    let _lock = node.journal.lock_rdma()?;
+    let (Some(mut host), Some(mut inside)) = (
+        rdma::socket(&node.netns.namespace, &node.netns.namespace)?,
+        rdma::socket(pod, &node.netns.namespace)?,
+    ) else {
+        return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
+    };
+    for known in devices {
+        let there = rdma::list(&mut host)?;
+        let parents = parents(&node.roots)?;
+        let device = find(known, &there, &parents).ok_or_else(|| {
+            Error::new(
+                Code::TryAgain,
+                format!("RDMA device {} left the host meanwhile", known.name),
+            )
+        })?;
+        let before = rdma::verbs_node(&mut host, device)?;
+        if let (Some(before), DeviceNodes::Promised) = (&before, nodes) {
+            // It was checked before, too; another attachment may have been quicker.
+            let all = verbs(&node.roots)?.into_iter().map(|(_, node)| node.name);
+            keeps_its_number(&device.name, &before.name, &all.collect::<Vec<_>>())?;
+        }
+        rdma::give(&mut host, device, pod).map_err(Error::rdma_move)?;
+        let arrived = rdma::list(&mut inside)?;
+        let arrived = find(known, &arrived, &parents).ok_or_else(|| {
+            Error::new(
+                Code::Kernel,
+                format!("RDMA device {} did not arrive in the pod", known.name),
+            )
+        })?;
+        let after = rdma::verbs_node(&mut inside, arrived)?;
+        if after != before && nodes == DeviceNodes::Promised {
+            let name = |node: &Option<rdma::Node>| {
+                node.as_ref().map_or("none".to_owned(), |n| n.name.clone())
+            };
+            return Err(Error::new(
+                Code::TryAgain,
+                format!(
+                    "RDMA device {} has the character device {} in the pod, but the container was \
+                     promised {}",
+                    known.name,
+                    name(&after),
+                    name(&before)
+                ),
+            )
+            .with_details("another RDMA device left the host meanwhile; delete the pod, so that a new one is allocated"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a move after which a device would have another number: the lowest that is free then,
+/// its own among them. `all` are the verbs nodes of the host. Pure.
+pub fn keeps_its_number(device: &str, node: &str, all: &[String]) -> Result<(), Error> {
+    let number = |name: &str| name.strip_prefix("uverbs")?.parse::<u32>().ok();
+    let Some(own) = number(node) else {
+        return Ok(());
+    };
+    let used: BTreeSet<u32> = all.iter().filter_map(|name| number(name)).collect();
+    match (0..own).find(|lower| !used.contains(lower)) {
+        None => Ok(()),
+        Some(lower) => Err(Error::new(
+            Code::TryAgain,
+            format!(
+                "moving RDMA device {device} is refused: it has /dev/infiniband/{node}, which the \
+                 container was promised, and would become uverbs{lower}, which is free"
+            ),
+        )
+        .with_details(
+            "it can be moved once the lower numbers are in use: load the driver of the device \
+             that had them, or, with no pod using RDMA, reload the drivers so that numbers are \
+             given anew",
+        )),
+    }
+}
+
+/// That a pod still has its devices.
+///
+/// # Errors
+/// Code 104 naming the one it has not.
+pub fn check(node: &Node, pod: &Namespace, devices: &[RdmaDevice]) -> Result<(), Error> {
+    if devices.is_empty() {
+        return Ok(());
+    }
+    let there = match rdma::socket(pod, &node.netns.namespace)? {
+        Some(mut inside) => rdma::list(&mut inside)?,
+        None => Vec::new(),
+    };
+    let parents = parents(&node.roots)?;
+    match devices
+        .iter()
+        .find(|known| find(known, &there, &parents).is_none())
+    {
+        None => Ok(()),
+        Some(lost) => Err(Error::new(
+            Code::Differs,
+            format!("RDMA device {} is gone from the pod", lost.name),
+        )),
+    }
 }
 
 /// Returns devices, out of `pod` when they are there, and gives them their names again.
@@ -239,6 +383,19 @@ mod tests {
                 .unwrap()
                 .name,
             "mine"
+        );
+    }
+
+    #[test]
+    fn a_move_that_would_change_the_promised_node_is_refused() {
+        let all = ["uverbs0", "uverbs1", "uverbs3"].map(str::to_owned);
+        keeps_its_number("mlx5_1", "uverbs1", &all).unwrap();
+        keeps_its_number("mlx5_0", "uverbs0", &all).unwrap();
+        let error = keeps_its_number("mlx5_3", "uverbs3", &all).unwrap_err();
+        assert_eq!(error.code, Code::TryAgain);
+        assert!(
+            error.msg.contains("uverbs3") && error.msg.contains("uverbs2"),
+            "{error}"
         );
     }
 }

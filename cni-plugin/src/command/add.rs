@@ -1,51 +1,51 @@
-//! ADD: request → bind → recover → resolve → authorize → number → lease → plan → journal → apply →
-//! result.
+//! ADD: read → decide → lease → complete → write → act → answer.
 //!
-//! - *bind* asks the daemon which HCAs the pod's slots become;
-//! - *recover* returns the NIC that a dead pod left;
-//! - *resolve* reads which links and RDMA devices the request comes to;
-//! - *authorize* asks policy and kubelet about these, never about how the request is written;
-//! - *number* gives each NIC its rail and name, with `devices: all`;
-//! - *plan* says what will be done, as plain data; *apply* does it.
+//! - *read*: the network, the chain's result, what the kubelet allocated, and the [`Facts`];
+//! - *decide*: [`decide`], pure: the parts, and whether the pod may have them;
+//! - *lease*: addresses for all of them; nothing of the host has changed yet;
+//! - *complete*: [`addressing`], pure: addresses, routes and rules of each;
+//! - *write*: the record, once; nothing of it is patched;
+//! - *act*: [`attach`] makes what the record says;
+//! - *answer*: the result, device information, GIDs.
 //!
-//! One NIC is a list of one; `rdma-only` is a NIC without an interface. Before the record is in the
-//! journal, only leases change, which the IPAM finds by container and interface. After it, a failure
-//! or a killed process is undone by the function that serves DEL. The attachment is locked throughout.
-
-mod answer;
-mod give;
-mod nics;
-mod record;
-mod undo;
-mod vf;
+//! Before that, an earlier ADD of this attachment that died is undone, and a NIC that an orphaned
+//! attachment left is reclaimed. Until the record is written, only leases change, which the IPAM finds by
+//! container and interface. After it, a failure or a killed process is undone by the function that
+//! serves DEL. The attachment is locked throughout.
 
 use std::time::Duration;
 
 use attachment::{
-    addresses::Ipam,
-    journal::{Key, Lock, Record},
-    netdev::snapshot::Identity,
-    node::Node,
+    addresses::{self, Ipam},
+    attach::attach,
+    detach::{detach, living},
+    journal::{
+        Key, Record,
+        record::{Netns, VERSION},
+    },
+    netdev::restore,
+    node::{Node, now},
+    part::Part,
+    rdma,
 };
-use cni_wire::{AttachmentId, CniResult, Code, IfName, Request};
+use cni_wire::{AttachmentId, CniResult, Code, Request};
 use netlink::{
     Namespace, Socket,
-    link::{self, By, Link},
+    link::{self, By},
     sysctl,
 };
 use serde_json::Value;
 
 use super::pod_namespace;
 use crate::{
-    apply,
+    addressing::{self, Addressing, addressing},
+    answer::{self, Chain, Made},
     bind::{self, Bound},
-    config::{Attach, ChildKind, Config, Devices},
+    config::{Attach, ChildKind, Config},
+    decide::decide,
     error::Error,
-    parts,
-    plan::Plan,
-    rdma,
-    recover::{self, Recovered},
-    resolve::{self, Resolved},
+    facts::{self, Facts, Reading, Units},
+    orphan::{self, OwnNics},
 };
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
@@ -60,204 +60,228 @@ pub(super) const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// # Errors
 /// The first failure; nothing is left then.
 pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
-    let id = request.attachment()?;
-    name_is_of_an_interface(id)?;
-    let key = key_of(request, id)?;
-    if request.config.raw().len() > MAX_CONFIG_BYTES {
-        return Err(Error::new(
-            Code::InvalidConfig,
-            format!("the network configuration is longer than {MAX_CONFIG_BYTES} bytes"),
-        )
-        .with_details("the journal keeps it until DEL; leave out what no plugin reads"));
-    }
-    request.config.has_each_key_once()?;
-    let mut config = Config::read(request, &node.policy.values.pkeys)?;
-    if !config.notes.is_empty() {
-        let (name, notes) = (&request.config.name, config.notes.join("; "));
-        node.log.warn(format_args!("network {name}: {notes}"));
-    }
-    let before = request.config.prev_result()?;
-    if config.attach == Attach::RdmaOnly && before.is_none() {
-        return Err(resolve::needs_a_chain());
-    }
-    let mut before = before.unwrap_or_default();
-    before
-        .check_indexes()
-        .map_err(|e| e.context("prevResult"))?;
-    let ipam = Ipam::of(&node, request)?;
-    let chain = match config.attach {
-        Attach::Child(ChildKind::Ipvlan) => {
-            answer::inherit(&mut config, &mut before, &ipam, &node.policy.values.allow)?
-        }
-        _ => None,
-    };
-    if config.devices == Devices::All {
-        parts::check(&config, &ipam, chain.is_some())?;
-    }
+    let call = Call::read(&node, request)?;
     let pod = pod_namespace(&node, request)?;
     let attachment = node
         .journal
-        .lock_attachment(&key, ATTACHMENT_LOCK_TIMEOUT)?;
+        .lock_attachment(&call.key, ATTACHMENT_LOCK_TIMEOUT)?;
     attachment.share_with_programs()?;
     let mut inside = pod.socket(&node.netns.namespace)?;
-    undo::earlier(&mut node, &key, &pod, &mut inside, config.attach)?;
-    if config.attach != Attach::RdmaOnly {
-        name_is_free(&mut inside, &id.ifname, &pod)?;
+    undo_earlier(&mut node, &call, &pod, &mut inside)?;
+    if call.config.attach != Attach::RdmaOnly {
+        name_is_free(&mut inside, call.id.ifname.as_str(), &pod)?;
     }
-    let bound = bind::bind(&node, request, &config)?;
-    let mut add = Add {
-        node: &mut node,
-        request,
-        id,
-        key: &key,
-        config: &config,
-        pod: &pod,
-        inside: &mut inside,
-        ipam: &ipam,
-        bound: bound.as_ref(),
-        record: None,
-    };
-    add.attach(before, chain).map_err(|first| add.undo(first))
+    let bound = bind::bind(&node, request, &call.config)?;
+    let mut recorded = None;
+    let added = add(
+        &mut node,
+        &call,
+        &pod,
+        &mut inside,
+        bound.as_ref(),
+        &mut recorded,
+    );
+    let result =
+        added.map_err(|first| undo(&mut node, &call.key, recorded, bound.as_ref(), first))?;
+    Ok(result.to_json(request.config.version))
 }
 
-/// An ADD whose request was read, on a pod that is free for it.
-struct Add<'a> {
-    node: &'a mut Node,
+/// The way from facts to the answer; `recorded` is the record, once it is in the journal.
+fn add(
+    node: &mut Node,
+    call: &Call<'_>,
+    pod: &Namespace,
+    inside: &mut Socket,
+    bound: Option<&Bound>,
+    recorded: &mut Option<Record>,
+) -> Result<CniResult, Error> {
+    let Call {
+        request,
+        config,
+        ipam,
+        ..
+    } = call;
+    let units = Units::read(node, request, config, bound)?;
+    let own = OwnNics::take(node, config, &units)?;
+    let mut reading = Reading {
+        node,
+        request,
+        config,
+        inside,
+        ipam,
+        before: &call.chain.result,
+    };
+    let nics = reading.nics(&units, &own.true_names)?;
+    let facts = facts::read(node, request, config, ipam, units, nics)?;
+    let parts = decide(config, &facts)?;
+    for part in parts
+        .iter()
+        .filter(|part| part.name() != call.id.ifname.as_str())
+    {
+        name_is_free(inside, part.name(), pod)?;
+    }
+
+    let leased = match &call.chain.taken {
+        Some(of_chain) => vec![Some(of_chain.clone())],
+        None => {
+            let rails: Vec<_> = parts.iter().map(Part::rail).collect();
+            ipam.add(node, request, &rails)?
+        }
+    };
+    let completed = complete(config, &facts, parts, &leased, inside).and_then(|(parts, given)| {
+        let record = call.record(node, pod, parts)?;
+        for part in &record.parts {
+            node.log.debug(format_args!("plan: {part}"));
+        }
+        let kept = orphan::keep_parents(node, &facts.parents())?;
+        node.journal.create(&call.key, &record)?;
+        Ok((record, given, kept))
+    });
+    let (record, given, kept) =
+        completed.map_err(|error| ipam.release_after(node, request, error.into()))?;
+    let nics = facts.nics;
+    let record = recorded.insert(record);
+
+    let links = attach(node, &call.key, record, pod, inside)?;
+    drop(kept);
+
+    let of_part = record.parts.iter().zip(given).zip(links);
+    let made = Made {
+        node,
+        request,
+        config,
+        pod,
+        record,
+        interfaces: of_part
+            .filter_map(|((part, given), link)| Some((facts::nic_of(&nics, part)?, given, link)))
+            .collect(),
+    };
+    let gid_indexes = made.report(&call.chain.result)?;
+    let result = made.result(call.chain.result.clone())?;
+    if let Some(bound) = bound {
+        bound.commit(node, gid_indexes)?;
+    }
+    Ok(result)
+}
+
+/// Gives each interface its addresses, routes and rules, and says what is answered of them.
+fn complete(
+    config: &Config,
+    facts: &Facts<'_>,
+    mut parts: Vec<Part>,
+    leased: &[Option<CniResult>],
+    inside: &mut Socket,
+) -> Result<(Vec<Part>, Vec<CniResult>), Error> {
+    let request = |(part, leased)| -> Option<addressing::Request<'_>> {
+        let (part, leased): (&Part, &Option<CniResult>) = (part, leased);
+        let interface = part.interface()?;
+        let host = facts::nic_of(&facts.nics, part)?.found.host_link();
+        Some(addressing::Request {
+            ifname: &interface.name,
+            rail: interface.rail,
+            config,
+            mtu: interface.mtu.or(host.map(|host| host.link.mtu)),
+            leased: leased.as_ref(),
+            moved: part.moved().map(|moved| &moved.host),
+        })
+    };
+    let requests: Vec<_> = parts.iter().zip(leased).filter_map(request).collect();
+    let all = addressing(&requests, &addressing::Pod::read(inside, &requests)?)?;
+    if all.is_empty() {
+        return Ok((parts, vec![CniResult::default()]));
+    }
+    let mut given = Vec::new();
+    let interfaces = parts.iter_mut().filter_map(Part::interface_mut);
+    for (
+        interface,
+        Addressing {
+            interface: config,
+            result,
+        },
+    ) in interfaces.zip(all)
+    {
+        interface.config = config;
+        given.push(result);
+    }
+    Ok((parts, given))
+}
+
+/// What the runtime says, before anything of the host is read.
+struct Call<'a> {
     request: &'a Request,
     id: &'a AttachmentId,
-    key: &'a Key,
-    config: &'a Config,
-    pod: &'a Namespace,
-    /// A socket of `pod`.
-    inside: &'a mut Socket,
-    ipam: &'a Ipam,
-    bound: Option<&'a Bound>,
-    /// What is in the journal.
-    record: Option<Record>,
+    key: Key,
+    config: Config,
+    chain: Chain,
+    ipam: Ipam,
 }
 
-/// A NIC of the attachment, resolved and allowed.
-struct Nic {
-    plan: Plan,
-    /// What keeps other processes off the NIC.
-    _lock: Recovered,
-    /// Its addresses and routes by the IPAM or the chain.
-    leased: Option<CniResult>,
-    /// The interface, once it is made.
-    link: Option<Link>,
-}
-
-impl Add<'_> {
-    /// `before` is the chain's result, `chain` what of it is the interface's.
-    fn attach(&mut self, before: CniResult, chain: Option<CniResult>) -> Result<Value, Error> {
-        let (allocated, devices) = self.units()?;
-        let mut nics = self.nics(allocated.as_ref(), devices.as_ref(), &before)?;
-        self.number(&mut nics, devices.as_ref())?;
-        let dns = self.request.config.dns()?;
-        self.lease(&mut nics, chain)?;
-        let kept = match self.plan(&mut nics) {
-            Ok(kept) => kept,
-            Err(error) => {
-                let (node, request) = (&*self.node, self.request);
-                return Err(self.ipam.release_after(node, request, error.into()).into());
-            }
-        };
-        self.make(&mut nics)?;
-        drop(kept);
-        self.configure(&mut nics)?;
-        let (made, gid_indexes) = self.answer(&nics, &before)?;
-        if let Some(bound) = self.bound {
-            bound.commit(self.node, gid_indexes)?;
+impl<'a> Call<'a> {
+    fn read(node: &Node, request: &'a Request) -> Result<Self, Error> {
+        let id = request.attachment()?;
+        name_is_of_an_interface(id)?;
+        let key = key_of(request, id)?;
+        if request.config.raw().len() > MAX_CONFIG_BYTES {
+            return Err(Error::new(
+                Code::InvalidConfig,
+                format!("the network configuration is longer than {MAX_CONFIG_BYTES} bytes"),
+            )
+            .with_details("the journal keeps it until DEL; leave out what no plugin reads"));
         }
-        let mut result = before;
-        if !made.interfaces.is_empty() {
-            answer::merge(&mut result, made, dns);
+        request.config.has_each_key_once()?;
+        let (policy, name) = (&node.policy.values, &request.config.name);
+        let mut config = Config::read(request, &policy.pkeys)?;
+        if !config.notes.is_empty() {
+            let notes = config.notes.join("; ");
+            node.log.warn(format_args!("network {name}: {notes}"));
         }
-        Ok(result.to_json(self.request.config.version))
+        let before = request.config.prev_result()?;
+        if config.attach == Attach::RdmaOnly && before.is_none() {
+            return Err(facts::needs_a_chain());
+        }
+        let before = before.unwrap_or_default();
+        before
+            .check_indexes()
+            .map_err(|e| e.context("prevResult"))?;
+        let is_ipvlan = config.attach == Attach::Child(ChildKind::Ipvlan);
+        if is_ipvlan && config.master.is_none() && config.allocation.is_none() {
+            config.master = answer::only_interface(&before)?;
+        }
+        let ipam = Ipam::of(node, request)?;
+        Ok(Call {
+            request,
+            id,
+            key,
+            chain: Chain::of(before, is_ipvlan, &ipam, &policy.allow)?,
+            config,
+            ipam,
+        })
     }
 
-    /// Leases the addresses of all interfaces, by their order; none where the chain gave them.
-    fn lease(&mut self, nics: &mut [Nic], chain: Option<CniResult>) -> Result<(), Error> {
-        let leased = match chain {
-            Some(of_chain) => vec![Some(of_chain)],
-            None => {
-                let rails: Vec<_> = nics.iter().map(|nic| nic.plan.rail).collect();
-                self.ipam.add(self.node, self.request, &rails)?
-            }
-        };
-        for (nic, leased) in nics.iter_mut().zip(leased) {
-            nic.leased = leased;
-        }
-        Ok(())
-    }
-
-    /// Completes the plans and writes them down. Netdevs of the host are kept from being moved until the
-    /// children on them are made: a move that was quicker has taken the netdev, and the kernel refuses
-    /// the child.
-    fn plan(&mut self, nics: &mut [Nic]) -> Result<Vec<Lock>, Error> {
-        if self.config.attach != Attach::RdmaOnly {
-            self.give(nics)?;
-        }
-        let mut kept = Vec::new();
-        for Nic { plan, .. } in &*nics {
-            self.node.log.debug(format_args!("plan: {plan}"));
-            if let (Resolved::Child { .. }, Some(host)) =
-                (&plan.resolved, plan.resolved.host_link())
-            {
-                let identity = Identity::on(&self.node.roots, &host.link);
-                kept.push(self.node.journal.lock_in_place(&identity)?);
-                recover::check_unclaimed(self.node, host)?;
-            }
-        }
-        let parts = nics.iter().map(|nic| nic.plan.part()).collect();
-        let record = self.record_of(parts)?;
-        self.write_down(record)?;
-        Ok(kept)
-    }
-
-    /// Makes the interfaces; RDMA devices move first.
-    fn make(&mut self, nics: &mut [Nic]) -> Result<(), Error> {
-        let mut devices = Vec::new();
-        for Nic { plan, .. } in &*nics {
-            if let Some(taken) = &plan.snapshot {
-                let journal = &self.node.journal;
-                journal.take(&taken.identity, self.key, &self.node.boot)?;
-            }
-            devices.extend(plan.rdma.iter().cloned());
-        }
-        rdma::move_in(self.node, self.pod, &devices, self.numbers())?;
-        for nic in &mut *nics {
-            nic.link = apply::make(&mut self.node.netns, self.pod, self.inside, &nic.plan)
-                .map_err(|refused| resolve::explain(self.node, &nic.plan.resolved, refused))?;
-        }
-        Ok(())
-    }
-
-    /// Gives the interfaces what they are to have, and announces them.
-    fn configure(&mut self, nics: &mut [Nic]) -> Result<(), Error> {
-        let name = netlink::Name::from(self.id.ifname.as_str());
-        let mut links = nics.iter().filter_map(|nic| nic.link.as_ref());
-        // Runtimes search for an interface of the call's name.
-        if let Some(first) = links
-            .clone()
-            .next()
-            .filter(|_| links.all(|link| link.name != name))
-        {
-            link::add_altname(self.inside, first, &name)?;
-        }
-        let (inside, proc) = (&mut *self.inside, &self.node.roots.proc);
-        self.pod.enter(&self.node.netns.namespace, || {
-            for nic in &mut *nics {
-                if let (Some(link), Some(given)) = (&mut nic.link, &nic.plan.given) {
-                    *link = apply::configure(inside, proc, link, given)?;
-                }
-            }
-            let made = nics.iter_mut().filter_map(|Nic { plan, link, .. }| {
-                Some((link.as_mut()?, plan.given.as_ref()?, plan.config.attach))
-            });
-            apply::announce(inside, made)
-        })??;
-        self.note_carriers(nics)
+    /// The IPAM is in it before it leases anything: a DEL that finds a record releases by that alone.
+    fn record(&self, node: &Node, pod: &Namespace, parts: Vec<Part>) -> Result<Record, Error> {
+        let netns = pod.id();
+        let args = &self.request.env.args;
+        let of_pod = (args.get("K8S_POD_NAMESPACE"), args.get("K8S_POD_NAME"));
+        Ok(Record {
+            version: VERSION,
+            network: self.request.config.name.clone(),
+            container_id: self.id.container_id.to_string(),
+            ifname: self.id.ifname.to_string(),
+            pod: match of_pod {
+                (Some(namespace), Some(name)) => Some(format!("{namespace}/{name}")),
+                _ => None,
+            },
+            created: now(),
+            boot: node.boot.clone(),
+            netns: Netns {
+                path: pod.path().display().to_string(),
+                device: netns.device,
+                inode: netns.inode,
+            },
+            parts,
+            ipam: addresses::note(self.request)?,
+        })
     }
 }
 
@@ -291,8 +315,8 @@ fn name_is_of_an_interface(id: &AttachmentId) -> Result<(), Error> {
     .with_details("ask for another interface name"))
 }
 
-fn name_is_free(inside: &mut Socket, name: &IfName, pod: &Namespace) -> Result<(), Error> {
-    match link::get(inside, By::Name(name.as_str().as_bytes()))? {
+fn name_is_free(inside: &mut Socket, name: &str, pod: &Namespace) -> Result<(), Error> {
+    match link::get(inside, By::Name(name.as_bytes()))? {
         None => Ok(()),
         Some(link) => Err(Error::new(
             Code::Exists,
@@ -303,4 +327,70 @@ fn name_is_free(inside: &mut Socket, name: &IfName, pod: &Namespace) -> Result<(
             None => "ask for another interface name".to_owned(),
         })),
     }
+}
+
+/// Undoes what was recorded, and frees the slots. The first error stays the first.
+fn undo(
+    node: &mut Node,
+    key: &Key,
+    recorded: Option<Record>,
+    bound: Option<&Bound>,
+    first: Error,
+) -> Error {
+    let undone = recorded.map_or(Ok(()), |record| {
+        detach(node, key, &record, restore::RETURN_TIMEOUT)
+    });
+    if let Some(bound) = bound {
+        bound.unbind(node);
+    }
+    match undone {
+        Ok(()) => first,
+        Err(e) => first.with_details(format!("undoing it failed too: {e}")),
+    }
+}
+
+/// Undoes what an ADD that died left under the same name. One that lives is an error.
+fn undo_earlier(
+    node: &mut Node,
+    call: &Call<'_>,
+    pod: &Namespace,
+    inside: &mut Socket,
+) -> Result<(), Error> {
+    let key = &call.key;
+    let Some(record) = node.journal.read(key)? else {
+        return node.journal.forget(key);
+    };
+    let lives = living(&record)?.is_some_and(|there| there.id() == pod.id());
+    let interfaces: Vec<_> = record.parts.iter().filter_map(Part::interface).collect();
+    let has_interface = !interfaces.is_empty();
+    let is_attached = match (lives, has_interface) {
+        (false, _) => false,
+        (true, true) => {
+            // An ADD that was killed between two of them was never answered, so that it is undone like
+            // one that made none.
+            let mut all = true;
+            for interface in interfaces {
+                all &= link::get(inside, By::Name(interface.name.as_bytes()))?.is_some();
+            }
+            all
+        }
+        (true, false) => {
+            let devices: Vec<_> = record.rdma().cloned().collect();
+            !devices.is_empty() && rdma::check(node, pod, &devices).is_ok()
+        }
+    };
+    let owner = record.owner();
+    if is_attached {
+        let remedy = match (has_interface, call.config.attach) {
+            (true, Attach::RdmaOnly) => {
+                "this plugin made the interface; leave rdma out there and attach rdma-only out of \
+                 the list"
+            }
+            _ => "the runtime must DEL it first",
+        };
+        let what = format!("{owner} is attached to network {} already", record.network);
+        return Err(Error::new(Code::Exists, what).with_details(remedy));
+    }
+    detach(node, key, &record, restore::RETURN_TIMEOUT)
+        .map_err(|e| e.context(format_args!("undo an earlier attachment of {owner}")))
 }

@@ -2,20 +2,22 @@
 
 use attachment::{
     addresses::Ipam,
-    journal::{Key, Part},
+    journal::Key,
     netdev::{display, replay},
     node::Node,
+    part::{Interface, Part},
+    rdma,
 };
-use cni_wire::{CniResult, Code, Interface, Request};
+use cni_wire::{CniResult, Code, Request};
 use netlink::{
     Socket, address,
     link::{self, By, Link},
     route, rule,
 };
-use netlink_packet_route::rule::RuleMessage;
+use netlink_packet_route::AddressFamily;
 
 use super::pod_namespace;
-use crate::{bind, error::Error, interface_config, rdma};
+use crate::{addressing, bind, error::Error};
 
 /// Serves CHECK.
 ///
@@ -40,47 +42,45 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     let sandbox = request.env.netns.as_deref();
     for part in &recorded.parts {
         // Of rdma-only the interface is another plugin's.
-        if part.has_interface() {
-            let link = check_part(&mut inside, &before, sandbox, part)?;
+        if let Some(interface) = part.interface() {
+            let link = check_interface(&mut inside, &before, sandbox, interface)?;
+            if let Some(child) = part.child() {
+                child.check(&link)?;
+            }
             if link.is_infiniband() && !link.carrier {
-                let noted = part
-                    .child
-                    .as_ref()
-                    .and_then(|child| child.warning.as_deref());
+                let known = part.child().and_then(|child| child.warning.as_deref());
                 node.log
-                    .warn(noted.unwrap_or("the interface has no carrier; ibstat shows the port"));
+                    .warn(known.unwrap_or("the interface has no carrier; ibstat shows the port"));
             }
         }
-        if let Some((taken, vf)) = part.moved.as_ref().and_then(|m| Some((m, m.vf.as_ref()?)))
-            && let Some(unset) = vf.unset(&node.roots.sys, &mut node.netns.socket)?
-        {
-            return Err(differs(format!("VF {} has lost {unset}", taken.name)));
+        if let Some(moved) = part.moved() {
+            moved.check(&mut node)?;
         }
-        rdma::check(&node, &pod, &part.rdma)?;
-        bind::check(&node, &part.slots)?;
+        rdma::check(&node, &pod, part.rdma())?;
+        bind::check(&node, part.slots())?;
     }
     let ipam = Ipam::of(&node, request)?;
     drop(inside);
-    let rails = recorded.parts.iter().map(|part| part.rail).collect();
+    let rails = recorded.parts.iter().map(Part::rail).collect();
     Ok(ipam.check(&node, request, rails)?)
 }
 
 /// One interface of the attachment.
-fn check_part(
+fn check_interface(
     inside: &mut Socket,
     before: &CniResult,
     sandbox: Option<&str>,
-    part: &Part,
+    interface: &Interface,
 ) -> Result<Link, Error> {
     let position = before
         .interfaces
         .iter()
-        .position(|i| i.name == part.ifname && i.sandbox.as_deref() == sandbox);
+        .position(|i| i.name == interface.name && i.sandbox.as_deref() == sandbox);
     let Some((index, expected)) = position.and_then(|i| Some((i, before.interfaces.get(i)?)))
     else {
         return Err(differs(format!(
             "prevResult has no interface {} in {}",
-            part.ifname,
+            interface.name,
             sandbox.unwrap_or("the pod")
         )));
     };
@@ -89,7 +89,7 @@ fn check_part(
     check_link(expected, &link)?;
     check_addresses(inside, before, index, &link)?;
     check_routes(inside, before, index, &link)?;
-    check_rules(inside, part)?;
+    check_rules(inside, interface)?;
     Ok(link)
 }
 
@@ -97,7 +97,7 @@ fn differs(msg: String) -> Error {
     Error::new(Code::Differs, msg)
 }
 
-fn check_link(expected: &Interface, link: &Link) -> Result<(), Error> {
+fn check_link(expected: &cni_wire::Interface, link: &Link) -> Result<(), Error> {
     let mac = link.mac_text();
     if let Some(before) = expected
         .mac
@@ -148,24 +148,21 @@ fn check_addresses(
 }
 
 /// The rules that ADD made, by which an interface's addresses find their table.
-fn check_rules(inside: &mut Socket, recorded: &Part) -> Result<(), Error> {
-    if recorded.rules.is_empty() {
+fn check_rules(inside: &mut Socket, interface: &Interface) -> Result<(), Error> {
+    if interface.config.rules.is_empty() {
         return Ok(());
     }
-    let mut there = Vec::new();
-    for family in route::FAMILIES {
-        let rules = rule::list(inside, family)?;
-        there.extend(rules.iter().map(|r| (family, display::rule(r))));
-    }
-    for message in &recorded.rules {
-        // A record this program cannot read is not a statement about the pod.
-        let Ok(rule) = message.parse::<RuleMessage>() else {
-            continue;
-        };
-        if !there.contains(&(rule.header.family, display::rule(&rule))) {
+    let there = rule::list(inside, AddressFamily::Unspec)?;
+    let there: Vec<_> = there
+        .iter()
+        .map(|rule| (rule.header.family, display::rule(rule)))
+        .collect();
+    for rule in &interface.config.rules {
+        let text = display::rule(rule);
+        if !there.contains(&(rule.header.family, text.clone())) {
             return Err(differs(format!(
-                "{} has lost the rule {}",
-                recorded.ifname, message.text
+                "{} has lost the rule {text}",
+                interface.name
             )));
         }
     }
@@ -188,7 +185,7 @@ fn check_routes(
             r.gw.is_some_and(|gw| ours.ips.iter().any(|ip| ip.address.contains(gw)))
         });
     }
-    for (route, expected) in ours.routes.iter().zip(interface_config::routes(&ours)) {
+    for (route, expected) in ours.routes.iter().zip(addressing::routes(&ours)) {
         let family = expected.header.address_family;
         let wanted = replay::route(&expected, 0, link.index);
         let there = route::list(inside, family, link.index)?

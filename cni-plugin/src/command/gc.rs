@@ -48,7 +48,7 @@ fn collect(node: &mut Node, key: &Key) -> Result<(), Error> {
         return node.journal.forget(key);
     };
     match detach(node, key, &record, restore::RETURN_TIMEOUT) {
-        Err(kept) if matches!(kept.kind, Kind::VfKept | Kind::CarriesChild) => {
+        Err(kept) if kept.kind == Kind::Kept => {
             node.log.warn(kept);
             Ok(())
         }

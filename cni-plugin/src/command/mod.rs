@@ -44,7 +44,7 @@ fn serve(places: &Places, request: &Request, subject: String) -> Result<Option<V
         }
         Command::Del => del::run(for_release(places, subject)?, request).map(|()| None),
         Command::Check => check::run(Node::open(places, subject)?, request).map(|()| None),
-        Command::Status => status::run(places, subject, request).map(|()| None),
+        Command::Status => status::run(places, subject, request).map(|_| None),
         Command::Gc => gc::run(for_release(places, subject)?, request).map(|()| None),
         // Answered before a request was made.
         Command::Version => Ok(None),

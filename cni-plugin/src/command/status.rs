@@ -5,6 +5,7 @@ use std::fs;
 use attachment::{
     addresses::Ipam,
     node::{Node, Places},
+    part::Part,
 };
 use cni_wire::{Code, Command, Request};
 use netlink::{
@@ -13,36 +14,36 @@ use netlink::{
 };
 
 use crate::{
-    authorize::{Asked, Rules, by_policy},
-    config::{Config, Devices},
+    config::Config,
+    decide::decide,
     error::Error,
-    parts::Numbering,
-    rdma::{self, RdmaRequirement},
-    resolve::{self, Resolved},
+    facts::{self, Facts},
 };
 
-/// Serves STATUS.
+/// Serves STATUS. Returns why pods of the network may be without a carrier.
 ///
 /// # Errors
 /// Code 50 with the reason; the IPAM's own.
-pub fn run(places: &Places, subject: String, request: &Request) -> Result<(), Error> {
+pub fn run(places: &Places, subject: String, request: &Request) -> Result<Vec<String>, Error> {
     // STATUS has one code for every reason.
     let unavailable = |mut error: Error| {
         error.wire.code = Code::Unavailable;
         error
     };
-    let (node, ipam) = check(places, subject, request).map_err(unavailable)?;
-    Ok(ipam.ask(&node, Command::Status, request)?)
+    let (node, ipam, warnings) = check(places, subject, request).map_err(unavailable)?;
+    ipam.ask(&node, Command::Status, request)?;
+    Ok(warnings)
 }
 
 /// What STATUS finds by itself.
-fn check(places: &Places, subject: String, request: &Request) -> Result<(Node, Ipam), Error> {
+fn check(
+    places: &Places,
+    subject: String,
+    request: &Request,
+) -> Result<(Node, Ipam, Vec<String>), Error> {
     let mut node = Node::open(places, subject)?;
     check_kernel(&node)?;
     let config = Config::read(request, &node.policy.values.pkeys)?;
-    if config.rdma == RdmaRequirement::Required {
-        rdma::isolation(hca::netns_mode(&node.roots)?)?;
-    }
     if let Some(master) = &config.master
         && link::get(&mut node.netns.socket, By::Name(master.as_bytes()))?.is_none()
     {
@@ -52,37 +53,21 @@ fn check(places: &Places, subject: String, request: &Request) -> Result<(Node, I
         )
         .with_details("correct the name, or leave it out where Multus passes a deviceID"));
     }
-    let master = resolve::named_master(&mut node, &config)?;
-    if let Some(master) = &master {
-        let asked = Asked {
-            config: &config,
-            moves_rdma: false,
-        };
-        let rules = Rules {
-            allow: &node.policy.values.allow,
-            path: &node.policy.path,
-            // Which pod may have these, STATUS does not ask.
-            exclusive: &[],
-        };
-        by_policy(master, asked, rules)?;
-    }
+    let nics = facts::named_master(&mut node, &config)?;
     node.journal.check_owner()?;
     node.journal.check_writable()?;
     let ipam = Ipam::of(&node, request)?;
-    if config.devices == Devices::All {
-        ipam.serves_several()?;
-    } else {
-        let ranges = ipam.rails(&node, request)?;
-        let rail = Numbering {
-            asked: config.rail,
-            ranges: ranges.as_ref(),
-            rails: &node.policy.values.rails,
-            path: &node.policy.path,
-        };
-        let host = master.as_ref().and_then(Resolved::host_link);
-        rail.one(host)?;
-    }
-    Ok((node, ipam))
+    let facts = Facts {
+        ipam_for_one: ipam.for_one(),
+        ranges: ipam.rails(&node, request)?,
+        mode: Some(hca::netns_mode(&node.roots)?),
+        nics,
+        ..Facts::without_pod(&node.policy.values, &node.policy.path)
+    };
+    let parts = decide(&config, &facts)?;
+    let warnings = parts.iter().filter_map(Part::child);
+    let warnings = warnings.filter_map(|child| child.warning.clone()).collect();
+    Ok((node, ipam, warnings))
 }
 
 fn check_kernel(node: &Node) -> Result<(), Error> {

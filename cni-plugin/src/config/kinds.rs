@@ -1,8 +1,8 @@
 //! For which kinds of attachment each key has a meaning, and which keys exclude each other. Pure.
 
+use attachment::part::MacvlanMode;
 use cni_wire::{Code, Error};
 use hca::UnitId;
-use netlink_packet_route::link::MacVlanMode;
 
 use super::{Attach, ChildKind, Config, Devices, Target, attach::one_of};
 use crate::rdma::RdmaRequirement;
@@ -138,7 +138,7 @@ impl Config {
             ));
         }
         match attach {
-            MACVLAN if self.macvlan_mode()? == MacVlanMode::Passthrough && self.mac.is_some() => {
+            MACVLAN if self.macvlan_mode()? == MacvlanMode::Passthru && self.mac.is_some() => {
                 Err(invalid(
                     "mac: a macvlan in mode passthru has its master's address".to_owned(),
                     "leave mac out, or use mode bridge",
@@ -231,10 +231,8 @@ mod tests {
         let unit: UnitId = "slot_3e71787e_0".parse().unwrap();
         let slot = with(|c| {
             c.allocation = Some(crate::config::Allocation {
-                hcas: Vec::new(),
                 unit: unit.clone(),
                 text: "slot_3e71787e_0".into(),
-                slot: None,
             });
         });
         slot.agrees().unwrap();

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use attachment::cdi_file::CdiDirectory;
 use attachment::journal;
+use attachment::part::Part;
 
 use super::evidence::Attached;
 use super::store::BindingDirectory;
@@ -29,13 +30,9 @@ impl NodePaths {
             .collect();
         let slots = records.into_iter().flat_map(|(_, record)| {
             let sandbox = record.container_id;
-            let parts = record.parts.into_iter();
             // A NIC that a record has is in use, by whatever unit it got there.
-            let hcas = parts.flat_map(|part| {
-                let slots = part.slots.into_iter().map(|slot| slot.hca);
-                slots.chain(part.hcas)
-            });
-            let hcas: Vec<String> = hcas.collect();
+            let hcas = record.parts.iter().flat_map(Part::hcas);
+            let hcas: Vec<String> = hcas.map(str::to_owned).collect();
             hcas.into_iter().map(move |hca| (sandbox.clone(), hca))
         });
         Ok(Attached {

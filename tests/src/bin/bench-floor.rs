@@ -7,17 +7,20 @@ use std::env;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use attachment::{
+    node::HostNetns,
+    part::{Child, ChildLink, Interface, MacvlanMode, Parent},
+};
 use cni_wire::{CniResult, IpConfig};
 use hca::Host;
 use netlink::{
     Namespace, Socket,
-    link::{self, By, Child, NewChild},
+    link::{self, By},
 };
-use netlink_packet_route::link::MacVlanMode;
-use rdma_netdev::apply;
+use node::policy::Allow;
+use rdma_netdev::addressing::{self, addressing};
 use rdma_netdev::config::{Attach, ChildKind, Config};
-use rdma_netdev::interface_config::InterfaceConfig;
-use rdma_netdev::resolve::{HostLink, NodeNetwork};
+use rdma_netdev::facts::{HostLink, NodeNetwork};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -25,28 +28,22 @@ fn main() -> Result<()> {
         anyhow::bail!("expected: NETNS MASTER NAME ADDRESS/PREFIX");
     };
     let host = Host::live();
-    let own = Namespace::current(&host.proc)?;
-    let mut socket = Socket::open()?;
-    let pod = Namespace::open(Path::new(pod))?.context("the namespace is gone")?;
-    let mut inside = pod.socket(&own)?;
-    link::get(&mut inside, By::Name(name.as_bytes()))?;
-    let link = link::get(&mut socket, By::Name(master.as_bytes()))?.context("no master")?;
-    let mut network = NodeNetwork::default();
-    let found = HostLink::read(&host, &mut socket, link, false, &[], &mut network)?;
-    let child = NewChild {
-        name,
-        index: link::random_index(),
-        child: Child::Macvlan {
-            mode: MacVlanMode::Bridge,
-            broadcast_queue: None,
-        },
-        parent: found.link.index,
-        parent_netns: Some(link::namespace_number(&mut inside, &own)?),
-        mtu: None,
-        mac: None,
+    let mut netns = HostNetns {
+        namespace: Namespace::current(&host.proc)?,
+        socket: Socket::open()?,
     };
-    let made = link::create(&mut inside, &child)?.context("it went away")?;
-    let result = CniResult {
+    let pod = Namespace::open(Path::new(pod))?.context("the namespace is gone")?;
+    let mut inside = pod.socket(&netns.namespace)?;
+    link::get(&mut inside, By::Name(name.as_bytes()))?;
+    let link = link::get(&mut netns.socket, By::Name(master.as_bytes()))?.context("no master")?;
+    let mut network = NodeNetwork::default();
+    let allow = Allow::default();
+    let found = HostLink::read(&host, &mut netns.socket, link, &allow, &[], &mut network)?;
+    let config = Config {
+        attach: Attach::Child(ChildKind::Macvlan),
+        ..Config::default()
+    };
+    let leased = CniResult {
         ips: vec![IpConfig {
             address: address.parse().map_err(anyhow::Error::msg)?,
             gateway: None,
@@ -54,13 +51,41 @@ fn main() -> Result<()> {
         }],
         ..CniResult::default()
     };
-    let interface_config = InterfaceConfig::of_result(
-        Attach::Child(ChildKind::Macvlan),
-        &Config::default(),
-        &result,
-    )?;
-    pod.enter(&own, || {
-        apply::configure(&mut inside, &host.proc, &made, &interface_config)
+    let request = addressing::Request {
+        ifname: name,
+        rail: None,
+        config: &config,
+        mtu: Some(found.link.mtu),
+        leased: Some(&leased),
+        moved: None,
+    };
+    let in_pod = addressing::Pod::read(&mut inside, &[request])?;
+    let given = addressing(&[request], &in_pod)?;
+    let given = given.into_iter().next().context("an interface")?;
+    let child = Child {
+        interface: Interface {
+            name: name.clone(),
+            mtu: Some(found.link.mtu),
+            config: given.interface,
+            ..Interface::default()
+        },
+        link: ChildLink::Macvlan {
+            mode: MacvlanMode::Bridge,
+            broadcast_queue: None,
+        },
+        parent: Parent {
+            name: master.clone(),
+            index: found.link.index,
+        },
+        index: link::random_index(),
+        slots: Vec::new(),
+        may_lack_carrier: false,
+        warning: None,
+    };
+    let made = child.apply(&mut netns, &pod, &mut inside)?;
+    let config = &child.interface.config;
+    pod.enter(&netns.namespace, || {
+        config.apply(&mut inside, &host.proc, &made)
     })??;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::netdev::snapshot::{Message, Snapshot};
+use crate::part::Part;
 
 /// The version of records that this program writes and reads.
 pub const VERSION: u32 = 1;
@@ -31,43 +31,6 @@ pub struct Record {
     pub ipam: Option<Ipam>,
 }
 
-/// One interface of an attachment, and what was changed for it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Part {
-    /// Its name in the pod.
-    pub ifname: String,
-    /// The rail, of an attachment by `devices: all`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rail: Option<u32>,
-    /// The netdev that was moved.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub moved: Option<Snapshot>,
-    /// The HCAs of the moved netdev, as units name them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub hcas: Vec<String>,
-    /// The netdev is back on the host, all of it undone but its name, which another netdev has, its
-    /// GUIDs, whose PF is not on the host, or a child that stands on it in an unknown namespace.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub returned: bool,
-    /// Of a netdev that returned: a child of the pod stands on it, and would receive what the next pod
-    /// receives.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub carries_child: bool,
-    /// The child that was made.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub child: Option<Child>,
-    /// The RDMA devices that were moved along, or alone.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rdma: Vec<RdmaDevice>,
-    /// The slots that the runtime passed for it, each bound to an HCA by the daemon.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub slots: Vec<Slot>,
-    /// Rules put into the pod's namespace, as kernel messages.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rules: Vec<Message>,
-}
-
 /// A namespace as the runtime named it, and what identified it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netns {
@@ -76,24 +39,6 @@ pub struct Netns {
     pub device: u64,
     /// Its inode, which another one has later.
     pub inode: u64,
-}
-
-/// A child in the pod.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Child {
-    /// `macvlan`, `ipvlan`, `ipoib`.
-    pub kind: String,
-    /// Name of the netdev below it.
-    pub master: String,
-    /// Index of the netdev below it, on the host.
-    pub index: u32,
-    /// Its own index in the pod's namespace, which is chosen before it is made and which the pod cannot
-    /// change there.
-    pub pod_index: u32,
-    /// Why it had no carrier when it was attached, which the policy allows; none where it had one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub warning: Option<String>,
 }
 
 /// An RDMA device that was moved.
@@ -182,36 +127,22 @@ impl RdmaDevice {
     }
 }
 
-impl Part {
-    /// An interface of this name, for which nothing was changed yet.
-    pub fn named(ifname: &str) -> Self {
-        Part {
-            ifname: ifname.to_owned(),
-            ..Part::default()
-        }
-    }
-
-    /// Whether it has an interface that this plugin made or moved.
-    pub fn has_interface(&self) -> bool {
-        self.moved.is_some() || self.child.is_some()
-    }
-}
-
 impl Record {
     /// Whether nothing is left of it but netdevs that returned without their name or GUIDs, or with a
     /// child.
     pub fn is_returned(&self) -> bool {
-        self.parts.iter().any(|part| part.returned)
+        let mut moved = self.parts.iter().filter_map(Part::moved);
+        moved.any(|moved| moved.returned.is_some())
     }
 
     /// All slots that the runtime passed for it.
     pub fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.parts.iter().flat_map(|part| &part.slots)
+        self.parts.iter().flat_map(Part::slots)
     }
 
     /// All RDMA devices that were moved.
     pub fn rdma(&self) -> impl Iterator<Item = &RdmaDevice> {
-        self.parts.iter().flat_map(|part| &part.rdma)
+        self.parts.iter().flat_map(Part::rdma)
     }
 
     pub fn owner(&self) -> String {
@@ -254,14 +185,13 @@ mod tests {
             "pod": "ml/a", "created": 1, "boot": "b",
             "netns": {"path": "/run/netns/a", "device": 4, "inode": 5},
             "parts": [
-                {
-                    "ifname": "net1-0",
-                    "rail": 0,
-                    "hcas": ["0000:3b:00.0"],
-                    "child": {"kind": "macvlan", "master": "ens1", "index": 3, "podIndex": 1048577},
-                    "rdma": [{"name": "mlx5_0", "index": 4}],
-                },
-                {"ifname": "net1-7", "rail": 7},
+                {"child": {
+                    "interface": {"name": "net1-0", "rail": 0, "mtu": 1500, "config": {}},
+                    "link": {"macvlan": {"mode": "bridge"}},
+                    "parent": {"name": "ens1", "index": 3},
+                    "index": 1_048_577,
+                }},
+                {"rdmaOnly": {"interface": "net1-7", "rdma": [{"name": "mlx5_0", "index": 4}]}},
             ],
             "ipam": {"type": "static", "config": "{}", "path": []},
         });

@@ -17,13 +17,19 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::OnceLock,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cni_wire::{AttachmentId, Code, ContainerId, IfName};
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, fallocate},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::inotify::{AddWatchFlags, InitFlags, Inotify},
+};
 use node::trust;
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
@@ -41,6 +47,8 @@ const NETDEV_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest name a file may have (`NAME_MAX`), less what stands before it while a record is
 /// changed.
 const MAX_RECORD_NAME_BYTES: usize = 255 - NEW.len();
+/// The file of all locks.
+const LOCK: &str = "lock";
 /// Stands before the name of a record while it is written.
 const NEW: &str = ".new-";
 /// The most bytes of a record that is read. Usual are some ten kilobytes with the sysctls of a
@@ -152,8 +160,8 @@ impl Journal {
         self.directory.join("devices")
     }
 
-    fn take_lock(&self, name: &str, sharing: Sharing, timeout: Duration) -> Result<Lock, Error> {
-        Lock::take(&self.directory.join("lock"), name, sharing, timeout)
+    fn lock_name(&self, name: &str, timeout: Duration) -> Result<Lock, Error> {
+        Lock::exclusive(&self.directory.join(LOCK), name, timeout)
     }
 
     /// Whether only root, or the user this program runs as, can change what the journal says: a
@@ -294,7 +302,7 @@ impl Journal {
     /// name.
     fn draft(&self, key: &str) -> Result<Draft, Error> {
         let name = format!("{NEW}{key}");
-        let lock = self.take_lock(&name, Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)?;
+        let lock = self.lock_name(&name, NETDEV_LOCK_TIMEOUT)?;
         let path = self.attachments().join(name);
         remove(&path)?;
         let file = open_to_write(&path, File::options().create_new(true))?;
@@ -309,6 +317,41 @@ impl Journal {
     pub fn forget(&self, key: &Key) -> Result<(), Error> {
         remove(&self.attachments().join(format!("{NEW}{}", key.0)))?;
         remove(&self.attachments().join(&key.0))
+    }
+
+    /// Waits at most for `timeout` until an attachment's record is gone. False when it is still there.
+    ///
+    /// # Errors
+    /// The directory cannot be watched: root has no inotify instances left, or as the kernel says.
+    pub fn wait_until_forgotten(&self, key: &Key, timeout: Duration) -> io::Result<bool> {
+        let deadline = Instant::now() + timeout;
+        let directory = self.attachments();
+        let path = directory.join(&key.0);
+        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        match watch.add_watch(&directory, AddWatchFlags::IN_DELETE) {
+            // Without a directory there is no record.
+            Err(Errno::ENOENT) => return Ok(true),
+            watched => watched?,
+        };
+        // Watched before it is looked for, so no removal is missed. The end of the directory is an
+        // event as well.
+        loop {
+            if !fs::exists(&path)? {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], left) {
+                Ok(0) => return Ok(false),
+                Ok(_) => {}
+                Err(Errno::EINTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            match watch.read_events() {
+                Ok(_) | Err(Errno::EAGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// The names of all records.
@@ -341,7 +384,7 @@ impl Journal {
     /// # Errors
     /// [`Kind::Locked`] when another holds it for longer; the file system's.
     pub fn lock_attachment(&self, key: &Key, timeout: Duration) -> Result<Lock, Error> {
-        self.take_lock(key.attachment(), Sharing::Exclusive, timeout)
+        self.lock_name(key.attachment(), timeout)
     }
 
     /// Holds the lock of a netdev: while it changes hands no other process may give or take it.
@@ -349,19 +392,29 @@ impl Journal {
     /// # Errors
     /// [`Kind::Locked`] when another holds it for too long; the file system's.
     pub fn lock(&self, identity: &Identity) -> Result<Lock, Error> {
-        self.take_lock(&identity.key(), Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
+        self.lock_all([identity], Sharing::Exclusive)
     }
 
-    /// Keeps a netdev where it is while a child is made on it and recorded. Others may do so at the same
-    /// time.
-    pub fn lock_in_place(&self, identity: &Identity) -> Result<Lock, Error> {
-        self.take_lock(&identity.key(), Sharing::Shared, NETDEV_LOCK_TIMEOUT)
+    /// Holds the locks of several netdevs, whatever their order. Shared, they stay where they are while
+    /// children are made on them and recorded; others may do so at the same time.
+    ///
+    /// # Errors
+    /// As [`Journal::lock`]; none of them is held then.
+    pub fn lock_all<'a>(
+        &self,
+        identities: impl IntoIterator<Item = &'a Identity>,
+        sharing: Sharing,
+    ) -> Result<Lock, Error> {
+        let keys: Vec<String> = identities.into_iter().map(Identity::key).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let path = self.directory.join(LOCK);
+        Lock::take(&path, &keys, sharing, NETDEV_LOCK_TIMEOUT)
     }
 
     /// Locks the moves of RDMA devices: each hands out a number of a character device, which two
     /// at a time could swap.
     pub fn lock_rdma(&self) -> Result<Lock, Error> {
-        self.take_lock("rdma", Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
+        self.lock_name("rdma", NETDEV_LOCK_TIMEOUT)
     }
 
     /// Who a netdev belongs to. Ask with its lock held.

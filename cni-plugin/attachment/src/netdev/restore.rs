@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::error::Error;
+use crate::{error::Error, part::Defect};
 use netlink::{
     Namespace, Socket,
     link::{self, Link},
@@ -56,9 +56,15 @@ pub struct Returned {
 }
 
 impl Returned {
-    /// Whether nothing of it has to be repaired later.
-    pub fn is_whole(&self) -> bool {
-        !self.is_misnamed && self.vf_kept.is_none() && !self.carries_child
+    /// The worst that has to be repaired later.
+    pub fn defect(&self) -> Option<Defect> {
+        let found = [
+            (self.carries_child, Defect::Child),
+            (self.vf_kept.is_some(), Defect::Vf),
+            (self.is_misnamed, Defect::Name),
+        ];
+        let worst = found.into_iter().find(|(is_so, _)| *is_so);
+        worst.map(|(_, defect)| defect)
     }
 }
 

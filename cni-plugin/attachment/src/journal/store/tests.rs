@@ -1,5 +1,6 @@
 use super::*;
-use crate::journal::record::{Netns, Part};
+use crate::journal::Netns;
+use crate::part::{Part, RdmaOnly};
 
 fn id(container: &str, ifname: &str) -> AttachmentId {
     AttachmentId {
@@ -26,7 +27,10 @@ fn record() -> Record {
             device: 4,
             inode: 5,
         },
-        parts: vec![Part::named("net1")],
+        parts: vec![Part::RdmaOnly(RdmaOnly {
+            interface: "net1".into(),
+            ..RdmaOnly::default()
+        })],
         ipam: None,
     }
 }

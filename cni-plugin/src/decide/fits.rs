@@ -1,16 +1,17 @@
 //! Whether what a request asks for fits the link that it resolves to, and what the interface is
 //! given. Pure.
 
+use attachment::part::{ChildLink, IpoibMode};
 use cni_wire::{Code, text::list};
 use netlink::link::Link;
-use netlink_packet_route::link::IpoibMode;
-use node::policy::{self, Allow};
+use netlink_packet_route::link::InfoKind;
+use node::policy;
 
-use super::{ipoib_of, partition};
+use super::{child_link, partition};
 use crate::{
     config::{Attach, ChildKind, Config},
     error::Error,
-    resolve::{HostLink, Resolved},
+    facts::{Facts, Found, HostLink, Nic},
 };
 
 /// The smallest MTU of a link with IPv6 (RFC 8200, section 5); below it the kernel takes IPv6 away.
@@ -24,25 +25,32 @@ const OWN_ADDRESS: &str =
 /// # Errors
 /// Code 7 naming the key and what to do instead; code 11 for a partition that the port is not in,
 /// unless the policy allows that.
-pub fn check(resolved: &Resolved, config: &Config, allow: &Allow) -> Result<(), Error> {
-    if let Some(host) = resolved.host_link() {
-        fits(config.attach, config, &host.link)?;
-    }
-    match allow.inactive_partitions {
-        true => Ok(()),
-        false => has_partition(resolved, config),
+pub(super) fn fits(config: &Config, nic: &Nic, facts: &Facts<'_>) -> Result<(), Error> {
+    let Some(host) = nic.found.host_link() else {
+        return Ok(());
+    };
+    carries(config.attach, config, &host.link)?;
+    match &nic.found {
+        Found::Child(ChildKind::Ipoib, parent) if !facts.policy.allow.inactive_partitions => {
+            is_member(parent, partition(config, parent))
+        }
+        _ => Ok(()),
     }
 }
 
-/// Whether the port is a member of the partition of an IPoIB child.
-///
-/// # Errors
-/// Code 11 naming the partitions that it is in.
-pub fn has_partition(resolved: &Resolved, config: &Config) -> Result<(), Error> {
-    match (partition(resolved, config), resolved.host_link()) {
-        (Some(pkey), Some(host)) => is_member(host, pkey),
-        _ => Ok(()),
+/// Why a child will have no carrier, where that is known.
+pub(super) fn lacks_carrier(config: &Config, kind: ChildKind, parent: &HostLink) -> Option<String> {
+    if !parent.link.is_up() {
+        let name = &parent.link.name;
+        return Some(format!(
+            "{name} is set down on the host: ip link set {name} up, or linkUp in its pool"
+        ));
     }
+    let refused = match kind {
+        ChildKind::Ipoib => is_member(parent, partition(config, parent)).err()?,
+        ChildKind::Macvlan | ChildKind::Ipvlan => return None,
+    };
+    Some(refused.msg.clone())
 }
 
 /// Refuses IPv6 on an interface whose MTU is too small for it. `given` says whether an
@@ -63,9 +71,10 @@ pub fn carries_ipv6(mtu: u32, config: &Config, given: bool) -> Result<(), Error>
 }
 
 /// What a link can carry, kind by kind.
-fn fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
+fn carries(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
     use ChildKind::{Ipoib, Ipvlan, Macvlan};
     mtu_fits(attach, config, link)?;
+    is_no_child(attach, link)?;
     let (on, is_ethernet, is_ib) = (&link.name, link.hardware == 1, link.is_infiniband());
     let (msg, remedy) = match attach {
         Attach::Move if config.mac.is_some() && !is_ethernet => (
@@ -100,6 +109,30 @@ fn fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
     Err(invalid(msg, remedy))
 }
 
+/// Refuses a macvlan, ipvlan, macvtap or ipvtap as master.
+///
+/// The kernel makes a macvlan that is asked for on a macvlan on the link below that
+/// (`macvlan_common_newlink()`), and an ipvlan on an ipvlan likewise (`ipvlan_link_new()`), in
+/// whichever namespace that link is. What is judged, recorded and printed must be the link that is
+/// used. One kind upon the other is a stack indeed, but its frames are on the wire of the link below
+/// all the same.
+fn is_no_child(attach: Attach, link: &Link) -> Result<(), Error> {
+    use InfoKind::{IpVlan, IpVtap, MacVlan, MacVtap};
+    let (Attach::Child(_), Some(kind @ (MacVlan | MacVtap | IpVlan | IpVtap))) =
+        (attach, &link.kind)
+    else {
+        return Ok(());
+    };
+    let (name, attach) = (&link.name, attach.as_str());
+    Err(invalid(
+        format!(
+            "master: {name} is a {kind}; its {attach} child would send and receive through the link \
+             below {name}"
+        ),
+        format!("name that link as master instead: ip -d link show {name}"),
+    ))
+}
+
 fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {
     Error::new(Code::InvalidConfig, msg).with_details(remedy)
 }
@@ -121,8 +154,14 @@ fn mtu_fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
 }
 
 fn is_connected(config: &Config, link: &Link) -> Result<bool, Error> {
-    let (_, of_parent) = ipoib_of(link);
-    Ok(config.ipoib_mode()?.unwrap_or(of_parent) == IpoibMode::Connected)
+    let child = child_link(config, ChildKind::Ipoib, link)?;
+    Ok(matches!(
+        child,
+        ChildLink::Ipoib {
+            mode: IpoibMode::Connected,
+            ..
+        }
+    ))
 }
 
 /// A child in a partition that the port is not a member of would have no carrier. The subnet manager
@@ -157,7 +196,10 @@ fn is_member(host: &HostLink, pkey: u16) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use attachment::netdev::vf::Settings;
+    use node::policy::Policy;
 
     use super::*;
 
@@ -183,7 +225,7 @@ mod tests {
 
     /// It is refused with what to do instead, and the message contains the word.
     fn refuses(attach: Attach, config: &Config, hardware: u16, word: &str) {
-        let error = fits(attach, config, &link(hardware)).unwrap_err();
+        let error = carries(attach, config, &link(hardware)).unwrap_err();
         assert_eq!(error.code, Code::InvalidConfig);
         assert!(
             error.msg.contains(word) && !error.details.is_empty(),
@@ -206,7 +248,7 @@ mod tests {
         refuses(MACVLAN, &config(), 772, "not an Ethernet");
         refuses(IPVLAN, &config(), 772, "not an Ethernet");
         refuses(IPVLAN, &config(), INFINIBAND, "ipvlan on Ethernet only");
-        fits(IPOIB, &config(), &link(INFINIBAND)).unwrap();
+        carries(IPOIB, &config(), &link(INFINIBAND)).unwrap();
     }
 
     #[test]
@@ -220,8 +262,8 @@ mod tests {
             ..config()
         };
         refuses(Attach::Move, &guid, ETHERNET, "guid");
-        fits(Attach::Move, &guid, &link(INFINIBAND)).unwrap();
-        fits(Attach::Move, &with_mac(), &link(ETHERNET)).unwrap();
+        carries(Attach::Move, &guid, &link(INFINIBAND)).unwrap();
+        carries(Attach::Move, &with_mac(), &link(ETHERNET)).unwrap();
     }
 
     #[test]
@@ -232,38 +274,49 @@ mod tests {
         };
         refuses(MACVLAN, &mtu(1501), ETHERNET, "mtu");
         refuses(Attach::Move, &mtu(9001), ETHERNET, "mtu");
-        fits(MACVLAN, &mtu(1500), &link(ETHERNET)).unwrap();
-        fits(Attach::Move, &mtu(9000), &link(ETHERNET)).unwrap();
+        carries(MACVLAN, &mtu(1500), &link(ETHERNET)).unwrap();
+        carries(Attach::Move, &mtu(9000), &link(ETHERNET)).unwrap();
         refuses(IPOIB, &mtu(4092), INFINIBAND, "mtu");
         let connected = Config {
             mode: Some("connected".into()),
             ..mtu(4092)
         };
-        fits(IPOIB, &connected, &link(INFINIBAND)).unwrap();
+        carries(IPOIB, &connected, &link(INFINIBAND)).unwrap();
     }
 
     #[test]
     fn a_partition_that_the_port_is_not_in_is_refused_with_those_it_is_in() {
-        let on = |pkeys: Option<Vec<u16>>| Resolved::Child {
-            kind: ChildKind::Ipoib,
-            parent: HostLink {
-                link: link(INFINIBAND),
-                rdma: vec![hca::PortId {
-                    device: "mlx5_0".into(),
-                    port: 1,
-                }],
-                pkeys,
-                ..HostLink::default()
-            },
+        let on = |pkeys: Option<Vec<u16>>| HostLink {
+            link: link(INFINIBAND),
+            rdma: vec![hca::PortId {
+                device: "mlx5_0".into(),
+                port: 1,
+            }],
+            pkeys,
+            ..HostLink::default()
         };
         let pkey = |pkey| Config {
             pkey: Some(pkey),
             ..config()
         };
         let table = || Some(vec![0xffff, 0x8001, 0x0002]);
-        let check = |resolved: &Resolved, config: &Config| {
-            super::check(resolved, config, &Allow::default())
+        let check_with = |parent: &HostLink, config: &Config, inactive_partitions: bool| {
+            let mut policy = Policy::default();
+            policy.allow.inactive_partitions = inactive_partitions;
+            let facts = Facts::without_pod(&policy, Path::new("/etc/policy.json"));
+            let nic = Nic {
+                unit: None,
+                is_of_unit: true,
+                found: Found::Child(ChildKind::Ipoib, Box::new(parent.clone())),
+                random: (1 << 20, "02:00:00:00:00:01".parse().unwrap()),
+            };
+            let config = Config {
+                attach: IPOIB,
+                ..config.clone()
+            };
+            fits(&config, &nic, &facts)
         };
+        let check = |parent: &HostLink, config: &Config| check_with(parent, config, false);
         let error = check(&on(table()), &pkey(0x8009)).unwrap_err();
         assert_eq!(error.code, Code::TryAgain);
         for word in ["0x8009", "mlx5_0", "0x8001 (full), 0x0002 (limited)"] {
@@ -273,11 +326,7 @@ mod tests {
         check(&on(table()), &pkey(0x8002)).unwrap();
         check(&on(table()), &pkey(0x0001)).unwrap();
         check(&on(None), &pkey(0x8009)).unwrap();
-        let allow = Allow {
-            inactive_partitions: true,
-            ..Allow::default()
-        };
-        super::check(&on(table()), &pkey(0x8009), &allow).unwrap();
+        check_with(&on(table()), &pkey(0x8009), true).unwrap();
         // A parent that says nothing of itself is in the default partition.
         check(&on(table()), &config()).unwrap();
     }

@@ -1,15 +1,15 @@
-use std::sync::LazyLock;
+use std::path::Path;
 
 use hca::{Guid, PortId};
 use hca_trees::{RdmaSpec, Tree};
 use netlink::link::Link;
 use netlink_packet_route::link::InfoKind;
 use node::pattern::Pattern;
-use node::policy::Selector;
+use node::policy::{Allow, Policy, Selector};
 
 use super::*;
-use crate::config::ChildKind;
-use crate::resolve::{Dependent, RdmaOnly};
+use crate::facts::{Dependent, RdmaOnly};
+use crate::rdma::MovableRdma;
 
 fn nic() -> HostLink {
     HostLink {
@@ -22,44 +22,65 @@ fn nic() -> HostLink {
             device: "mlx5_0".into(),
             port: 1,
         }],
+        is_selected: true,
         ..HostLink::default()
     }
 }
 
-fn rules(allow: &Allow) -> Rules<'_> {
-    Rules {
-        allow,
-        path: Path::new("/etc/policy.json"),
-        exclusive: &[],
-    }
+/// Asks about a NIC; `hcas` is what the kubelet allocated, none where it is not to be asked.
+fn asked(
+    found: &Found,
+    config: &Config,
+    moves_rdma: bool,
+    allow: &Allow,
+    hcas: Option<&[&str]>,
+) -> Result<(), Error> {
+    with_exclusive(found, config, moves_rdma, allow, hcas, &[])
 }
 
-static NOTHING: LazyLock<Config> = LazyLock::new(Config::default);
-
-fn nothing() -> Asked<'static> {
-    asking(&NOTHING)
-}
-
-fn asking(config: &Config) -> Asked<'_> {
-    Asked {
+fn with_exclusive(
+    found: &Found,
+    config: &Config,
+    moves_rdma: bool,
+    allow: &Allow,
+    hcas: Option<&[&str]>,
+    exclusive: &[&str],
+) -> Result<(), Error> {
+    let policy = Policy {
+        allow: allow.clone(),
+        ..Policy::default()
+    };
+    let allocated = hcas.map(|hcas| {
+        Ok(Allocated {
+            pod: "ml/a".into(),
+            hcas: hcas.iter().map(|hca| hca.parse().unwrap()).collect(),
+        })
+    });
+    let facts = Facts {
+        exclusive: exclusive.iter().map(|hca| hca.parse().unwrap()).collect(),
+        allocated,
+        ..Facts::without_pod(&policy, Path::new("/etc/policy.json"))
+    };
+    let asked = Asked {
         config,
-        moves_rdma: false,
-    }
+        found,
+        moves_rdma,
+    };
+    assert_eq!(
+        hcas.is_none(),
+        by_policy(asked, &facts).is_err() || !needs_allocation(asked, &facts),
+        "whether the kubelet is asked"
+    );
+    by_policy_alone(config, &facts)?;
+    authorize(asked, &facts)
 }
 
-fn no_kubelet() -> Result<Allocated, Error> {
-    panic!("the kubelet is not to be asked")
-}
-
-fn macvlan(host: &HostLink) -> Resolved {
-    Resolved::Child {
-        kind: ChildKind::Macvlan,
-        parent: host.clone(),
-    }
+fn macvlan(host: &HostLink) -> Found {
+    Found::Child(ChildKind::Macvlan, Box::new(host.clone()))
 }
 
 fn ask(host: &HostLink, allow: &Allow) -> Result<(), Error> {
-    authorize(&macvlan(host), nothing(), rules(allow), no_kubelet)
+    asked(&macvlan(host), &Config::default(), false, allow, None)
 }
 
 #[test]
@@ -148,42 +169,13 @@ fn each_rule_is_lifted_by_its_own_key_alone() {
 }
 
 #[test]
-fn selectors_narrow_what_is_allowed() {
-    let only = |selector: Selector| Allow {
-        netdevs: Some(vec![selector]),
-        ..Allow::default()
+fn a_netdev_that_no_selector_has_is_denied() {
+    let other = HostLink {
+        is_selected: false,
+        ..nic()
     };
-    ask(
-        &nic(),
-        &only(Selector {
-            if_names: vec![Pattern::parse("eth*").unwrap()],
-            ..Selector::default()
-        }),
-    )
-    .unwrap();
-    let rdma = |name: &str| {
-        only(Selector {
-            rdma_devices: vec![Pattern::parse(name).unwrap()],
-            ..Selector::default()
-        })
-    };
-    ask(&nic(), &rdma("mlx5_0")).unwrap();
-    assert!(
-        ask(&nic(), &rdma("mlx5_1"))
-            .unwrap_err()
-            .details
-            .contains("allow.netdevs")
-    );
-    assert!(
-        ask(
-            &nic(),
-            &Allow {
-                netdevs: Some(vec![]),
-                ..Allow::default()
-            }
-        )
-        .is_err()
-    );
+    let denied = ask(&other, &Allow::default()).unwrap_err();
+    assert!(denied.details.contains("allow.netdevs"), "{denied}");
 }
 
 fn hardware() -> HostLink {
@@ -193,23 +185,28 @@ fn hardware() -> HostLink {
     nic
 }
 
-fn has(hcas: &[&str]) -> Result<Allocated, Error> {
-    Ok(Allocated {
-        pod: "ml/a".into(),
-        hcas: hcas.iter().map(|hca| hca.parse().unwrap()).collect(),
-    })
+fn movable(link: HostLink) -> Found {
+    Found::Move(Box::new(Movable {
+        link,
+        ..Movable::default()
+    }))
 }
 
-fn move_it(nic: HostLink, allow: &Allow, hcas: &[&str]) -> Result<(), Error> {
-    authorize(&Resolved::Move(nic), nothing(), rules(allow), || has(hcas))
+fn move_it(nic: HostLink, allow: &Allow, hcas: Option<&[&str]>) -> Result<(), Error> {
+    asked(&movable(nic), &Config::default(), false, allow, hcas)
 }
 
 #[test]
 fn a_netdev_is_moved_for_the_pod_that_has_its_hca() {
     let default = Allow::default();
-    move_it(hardware(), &default, &["0000:5e:00.0", "0000:3b:00.2"]).unwrap();
+    move_it(
+        hardware(),
+        &default,
+        Some(&["0000:5e:00.0", "0000:3b:00.2"]),
+    )
+    .unwrap();
     for other in [&[][..], &["0000:3b:00.3"]] {
-        let denied = move_it(hardware(), &default, other).unwrap_err();
+        let denied = move_it(hardware(), &default, Some(other)).unwrap_err();
         assert!(
             denied.msg.contains("pod ml/a") && denied.msg.contains("0000:3b:00.2"),
             "{denied}"
@@ -220,13 +217,7 @@ fn a_netdev_is_moved_for_the_pod_that_has_its_hca() {
         unallocated: true,
         ..Allow::default()
     };
-    authorize(
-        &Resolved::Move(hardware()),
-        nothing(),
-        rules(&lifted),
-        no_kubelet,
-    )
-    .unwrap();
+    move_it(hardware(), &lifted, None).unwrap();
 }
 
 #[test]
@@ -239,17 +230,18 @@ fn what_others_stand_on_is_not_moved() {
         passthru: true,
         ..Allow::default()
     };
-    let nic = HostLink {
+    let nic = Found::Move(Box::new(Movable {
+        link: hardware(),
         dependent: Some(Dependent {
             what: "vxlan vx0 stands on it".into(),
             remedy: "remove that first",
         }),
-        ..hardware()
-    };
-    let denied = move_it(nic.clone(), &all, &[]).unwrap_err();
+        ..Movable::default()
+    }));
+    let denied = asked(&nic, &Config::default(), false, &all, None).unwrap_err();
     assert!(denied.msg.ends_with(": vxlan vx0 stands on it"), "{denied}");
     assert_eq!(denied.details, "remove that first");
-    ask(&nic, &all).unwrap();
+    ask(&hardware(), &all).unwrap();
 }
 
 #[test]
@@ -260,13 +252,13 @@ fn the_ipoib_netdev_of_a_port_is_hardware_and_its_children_are_not() {
         unallocated: true,
         ..Allow::default()
     };
-    move_it(parent.clone(), &allow, &[]).unwrap();
+    move_it(parent.clone(), &allow, None).unwrap();
     let mut child = parent.clone();
     child.link.parent = Some(4);
     let mut child_without_device = parent;
     child_without_device.link.bus_device = None;
     for child in [child, child_without_device] {
-        let denied = move_it(child, &allow, &[]).unwrap_err();
+        let denied = move_it(child, &allow, None).unwrap_err();
         assert!(denied.msg.contains("ipoib"), "{denied}");
     }
 }
@@ -280,14 +272,14 @@ fn virtual_links_are_moved_by_a_key_of_their_own() {
         unallocated: true,
         ..Allow::default()
     };
-    let denied = move_it(vlan.clone(), &allow, &[]).unwrap_err();
+    let denied = move_it(vlan.clone(), &allow, None).unwrap_err();
     assert!(denied.msg.contains("vlan"), "{denied}");
     assert!(denied.details.contains("allow.virtual"), "{denied}");
     let allow = Allow {
         virtual_links: true,
         ..allow
     };
-    move_it(vlan, &allow, &[]).unwrap();
+    move_it(vlan, &allow, None).unwrap();
 }
 
 #[test]
@@ -305,7 +297,7 @@ fn a_link_that_a_pod_could_imitate_is_not_moved() {
     ] {
         let mut nic = hardware();
         (nic.link.kind, nic.link.bus_device, nic.link.parent) = (kind, None, parent);
-        let denied = move_it(nic, &allow, &[]).unwrap_err();
+        let denied = move_it(nic, &allow, None).unwrap_err();
         assert!(denied.msg.contains(word), "{denied}");
         assert!(denied.msg.contains("cannot be told from"), "{denied}");
     }
@@ -317,10 +309,9 @@ fn passthru_needs_its_key_and_the_hca() {
         mode: Some("passthru".into()),
         ..Config::default()
     };
-    let asked = asking(&config);
     let default = Allow::default();
     let passthru = |allow: &Allow, hcas: &[&str]| {
-        authorize(&macvlan(&hardware()), asked, rules(allow), || has(hcas))
+        asked(&macvlan(&hardware()), &config, false, allow, Some(hcas))
     };
     let denied = passthru(&default, &["0000:3b:00.2"]).unwrap_err();
     assert!(denied.details.contains("allow.passthru"), "{denied}");
@@ -334,37 +325,36 @@ fn passthru_needs_its_key_and_the_hca() {
 
 #[test]
 fn a_vf_setting_needs_the_policy() {
-    let nic = Resolved::Move(hardware());
     let mut config = Config::default();
     config.vf.guid = Some(Guid(0x0200_0000_0000_0008));
     config.vf.trust = Some(true);
-    let asked = asking(&config);
     let mut allow = Allow::default();
-    let denied = by_policy(&nic, asked, rules(&allow)).unwrap_err();
+    let ask = |allow: &Allow| {
+        let hcas: &[&str] = &["0000:3b:00.2"];
+        asked(&movable(hardware()), &config, false, allow, Some(hcas))
+    };
+    let denied = ask(&allow).unwrap_err();
     assert!(denied.msg.contains("0200:0000:0000:0008"), "{denied}");
     assert!(denied.details.contains("allow.vf.guid"), "{denied}");
     allow.vf.guid = vec![0x0200_0000_0000_0000..=0x0200_0000_0000_0008];
-    let denied = by_policy(&nic, asked, rules(&allow)).unwrap_err();
+    let denied = ask(&allow).unwrap_err();
     assert!(denied.msg.contains("trust on"), "{denied}");
     assert!(denied.details.contains("allow.vf.trust"), "{denied}");
     allow.vf.trust = true;
-    by_policy(&nic, asked, rules(&allow)).unwrap();
+    ask(&allow).unwrap();
 }
 
 #[test]
 fn a_child_is_in_a_partition_that_the_policy_lists() {
     let mut parent = hardware();
     (parent.link.kind, parent.link.hardware) = (Some(InfoKind::Ipoib), 32);
-    let child = Resolved::Child {
-        kind: ChildKind::Ipoib,
-        parent,
-    };
+    let child = Found::Child(ChildKind::Ipoib, Box::new(parent));
     let in_partition = |pkey, allow: &Allow| {
         let config = Config {
             pkey: Some(pkey),
             ..Config::default()
         };
-        by_policy(&child, asking(&config), rules(allow))
+        asked(&child, &config, false, allow, None)
     };
     let listed = Allow {
         pkeys: Some(vec![0x8001, 0x0002]),
@@ -383,25 +373,31 @@ fn a_child_is_in_a_partition_that_the_policy_lists() {
 #[test]
 fn an_exclusive_netdev_is_a_master_for_its_own_pod_only() {
     let default = Allow::default();
-    let exclusive = ["0000:3b:00.2".parse().unwrap()];
-    let rules = Rules {
-        exclusive: &exclusive,
-        ..rules(&default)
+    let child = |hcas: &[&str]| {
+        let found = macvlan(&hardware());
+        let exclusive = ["0000:3b:00.2"];
+        with_exclusive(
+            &found,
+            &Config::default(),
+            false,
+            &default,
+            Some(hcas),
+            &exclusive,
+        )
     };
-    let child = |hcas: &[&str]| authorize(&macvlan(&hardware()), nothing(), rules, || has(hcas));
     assert!(child(&["0000:3b:00.3"]).is_err());
     child(&["0000:3b:00.2"]).unwrap();
 }
 
 /// The RDMA device `mlx5_2` of an HCA, with these netdevs.
-fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Resolved {
+fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Found {
     let dir = tempfile::tempdir().unwrap();
     let tree = Tree::new(dir.path());
     tree.rdma(&RdmaSpec {
         name: "mlx5_2",
         ..RdmaSpec::default()
     });
-    Resolved::RdmaOnly(RdmaOnly {
+    Found::RdmaOnly(RdmaOnly {
         interface: None,
         devices: vec![RdmaTarget {
             device: hca::rdma::read(&tree.host(), "mlx5_2").unwrap(),
@@ -409,6 +405,7 @@ fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Resolved {
             netdevs,
         }],
         mode: None,
+        rdma: MovableRdma::default(),
     })
 }
 
@@ -416,14 +413,9 @@ fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Resolved {
 fn only_rdma_devices_that_leave_need_an_allocation() {
     let device = |hca: Option<&str>| rdma_only(hca, Vec::new());
     let default = Allow::default();
-    let leaves = Asked {
-        moves_rdma: true,
-        ..nothing()
-    };
-    authorize(&device(None), nothing(), rules(&default), no_kubelet).unwrap();
-    let ask = |resolved: &Resolved, hcas: &[&str]| {
-        authorize(resolved, leaves, rules(&default), || has(hcas))
-    };
+    asked(&device(None), &Config::default(), false, &default, None).unwrap();
+    let ask =
+        |found: &Found, hcas: &[&str]| asked(found, &Config::default(), true, &default, Some(hcas));
     ask(&device(Some("0000:3b:00.2")), &["0000:3b:00.2"]).unwrap();
     assert!(ask(&device(Some("0000:3b:00.2")), &[]).is_err());
     let denied = ask(&device(None), &["0000:3b:00.2"]).unwrap_err();
@@ -433,22 +425,25 @@ fn only_rdma_devices_that_leave_need_an_allocation() {
 #[test]
 fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
     let of = |netdevs: Vec<HostLink>| rdma_only(Some("0000:3b:00.2"), netdevs);
-    let leaves = Asked {
-        moves_rdma: true,
-        ..nothing()
-    };
-    let ask = |resolved: &Resolved, asked: Asked<'_>, allow: &Allow| {
-        authorize(resolved, asked, rules(allow), || has(&["0000:3b:00.2"]))
+    let ask = |found: &Found, leaves: bool, allow: &Allow, is_asked: bool| {
+        let hcas: &[&str] = &["0000:3b:00.2"];
+        asked(
+            found,
+            &Config::default(),
+            leaves,
+            allow,
+            is_asked.then_some(hcas),
+        )
     };
     let default = Allow::default();
     let uplink = of(vec![HostLink {
         uplink: Some("it carries the default route".into()),
         ..hardware()
     }]);
-    let denied = ask(&uplink, leaves, &default).unwrap_err();
+    let denied = ask(&uplink, true, &default, false).unwrap_err();
     assert!(denied.msg.contains("default route"), "{denied}");
-    ask(&uplink, nothing(), &default).unwrap();
-    ask(&of(vec![hardware()]), leaves, &default).unwrap();
+    ask(&uplink, false, &default, false).unwrap();
+    ask(&of(vec![hardware()]), true, &default, true).unwrap();
 
     let only = |name: &str| Allow {
         netdevs: Some(vec![Selector {
@@ -457,14 +452,12 @@ fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
         }]),
         ..Allow::default()
     };
-    ask(&of(vec![]), leaves, &only("mlx5_2")).unwrap();
-    let denied = ask(&of(vec![]), leaves, &only("mlx5_0")).unwrap_err();
+    ask(&of(vec![]), true, &only("mlx5_2"), true).unwrap();
+    let denied = ask(&of(vec![]), true, &only("mlx5_0"), false).unwrap_err();
     assert!(
         denied.msg.contains("RDMA device mlx5_2") && denied.details.contains("allow.netdevs"),
         "{denied}"
     );
-    // Its netdev is another's port for the selectors: mlx5_0 of `nic()`.
-    ask(&of(vec![hardware()]), leaves, &only("mlx5_0")).unwrap();
 }
 
 #[test]
@@ -480,44 +473,5 @@ fn the_loopback_device_serves_for_nothing() {
         ..Allow::default()
     };
     assert!(ask(&lo, &all).unwrap_err().msg.contains("loopback"));
-    assert!(move_it(lo, &all, &[]).is_err());
-}
-
-#[test]
-fn selectors_know_the_hardware() {
-    let mut known = nic();
-    known.pci_ids = Some(("15b3".into(), "101e".into()));
-    let only = |change: fn(&mut Selector, Vec<Pattern>), word: &str| {
-        let mut selector = Selector::default();
-        change(&mut selector, vec![Pattern::parse(word).unwrap()]);
-        Allow {
-            netdevs: Some(vec![selector]),
-            ..Allow::default()
-        }
-    };
-    let link_type = |word| only(|s, w| s.link_types = w, word);
-    let vendor = |word| only(|s, w| s.vendors = w, word);
-    let device_id = |word| only(|s, w| s.device_ids = w, word);
-    for (hardware, word, allowed) in [
-        (1, "ether", true),
-        (1, "infiniband", false),
-        (32, "infiniband", true),
-        (32, "ether", false),
-        (6, "ether", false),
-    ] {
-        let mut link = known.clone();
-        link.link.hardware = hardware;
-        let verdict = ask(&link, &link_type(word));
-        assert_eq!(verdict.is_ok(), allowed, "{hardware} {word}");
-    }
-    for (allow, allowed) in [
-        (vendor("15b3"), true),
-        (vendor("8086"), false),
-        (device_id("101e"), true),
-        (device_id("15b3"), false),
-    ] {
-        assert_eq!(ask(&known, &allow).is_ok(), allowed, "{allow:?}");
-    }
-    // What is not known is not matched.
-    assert!(ask(&nic(), &vendor("15b3")).is_err());
+    assert!(move_it(lo, &all, None).is_err());
 }

@@ -13,8 +13,9 @@ use netlink::{
     link::{self, By, Link},
     uplink,
 };
+use node::policy::{Allow, Candidate};
 
-use super::{Dependent, target::unreadable};
+use super::target::unreadable;
 use crate::error::Error;
 
 /// A netdev of the host's namespace and its part in the host's own networking.
@@ -30,12 +31,8 @@ pub struct HostLink {
     /// The HCA it is the netdev of, by the names that units have for it; several where netdev and
     /// RDMA device stand on different hardware.
     pub hcas: BTreeSet<HcaId>,
-    /// What stands on it; only read for a move.
-    pub dependent: Option<Dependent>,
-    /// What selectors of the policy ask for; only read when there are any.
-    pub netdev: Option<hca::Netdev>,
-    /// Vendor and device of its PCI function, four hexadecimal digits each; likewise.
-    pub pci_ids: Option<(String, String)>,
+    /// Whether the policy's selectors (`allow.netdevs`) have it.
+    pub is_selected: bool,
     /// The bridge, bond or VRF it is a port of, and what that is.
     pub controller: Option<(String, String)>,
     /// Why taking it would cut the node off; none when it would not.
@@ -93,23 +90,15 @@ pub(super) fn read(
     network: &mut NodeNetwork,
 ) -> Result<HostLink, Error> {
     let node_addresses = node.known_addresses()?;
-    let with_selectors = node.policy.values.allow.netdevs.is_some();
     let (roots, socket) = (&node.roots, &mut node.netns.socket);
-    HostLink::read(
-        roots,
-        socket,
-        link,
-        with_selectors,
-        &node_addresses,
-        network,
-    )
+    let allow = &node.policy.values.allow;
+    HostLink::read(roots, socket, link, allow, &node_addresses, network)
 }
 
 impl HostLink {
     /// Reads what is to be known of a netdev of the namespace that `socket` is of, the host's.
     ///
-    /// `with_selectors`: also what selectors of the policy ask for. `node_addresses` are the addresses
-    /// the node is known by, beside those found here.
+    /// `node_addresses` are the addresses the node is known by, beside those found here.
     ///
     /// # Errors
     /// Code 5 or 100 when reading fails.
@@ -117,7 +106,7 @@ impl HostLink {
         roots: &Host,
         socket: &mut Socket,
         link: Link,
-        with_selectors: bool,
+        allow: &Allow,
         node_addresses: &[IpAddr],
         network: &mut NodeNetwork,
     ) -> Result<HostLink, Error> {
@@ -148,23 +137,11 @@ impl HostLink {
             pkeys,
             rdma,
             mode,
+            is_selected: true,
             ..HostLink::default()
         };
-        if with_selectors {
-            match hca::netdev::read(roots, &shown) {
-                Ok(netdev) => {
-                    found.pci_ids = netdev.pci.and_then(|address| {
-                        let function = hca::pci::read(roots, address).ok()?;
-                        Some((
-                            format!("{:04x}", function.vendor),
-                            format!("{:04x}", function.device),
-                        ))
-                    });
-                    found.netdev = Some(netdev);
-                }
-                Err(e) if e.is_missing() => {}
-                Err(e) => return Err(unreadable(&e)),
-            }
+        if allow.netdevs.is_some() {
+            found.is_selected = is_selected(roots, &link, &found.rdma, allow)?;
         }
         if let Some(index) = link.controller {
             let controller = link::get(socket, By::Index(index))?;
@@ -182,9 +159,94 @@ impl HostLink {
     }
 }
 
+/// Whether selectors of the policy have a netdev, by any of its RDMA ports.
+fn is_selected(roots: &Host, link: &Link, rdma: &[PortId], allow: &Allow) -> Result<bool, Error> {
+    let name = link.name.to_string();
+    let netdev = match hca::netdev::read(roots, &name) {
+        Ok(netdev) => Some(netdev),
+        Err(e) if e.is_missing() => None,
+        Err(e) => return Err(unreadable(&e)),
+    };
+    let pci = netdev.as_ref().and_then(|netdev| netdev.pci);
+    let function = pci.and_then(|address| hca::pci::read(roots, address).ok());
+    let ids = function.map(|pci| (format!("{:04x}", pci.vendor), format!("{:04x}", pci.device)));
+    let auxiliary = netdev.as_ref().and_then(|netdev| netdev.auxiliary.clone());
+    let address = auxiliary.or(pci.map(|pci| pci.to_string()));
+    let candidate = |rdma_device| Candidate {
+        if_name: &name,
+        pci_address: address.as_deref(),
+        vendor: ids.as_ref().map(|(vendor, _)| vendor.as_str()),
+        device_id: ids.as_ref().map(|(_, device)| device.as_str()),
+        driver: netdev.as_ref().and_then(|netdev| netdev.driver.as_deref()),
+        link_type: match link.hardware {
+            1 => Some("ether"),
+            32 => Some("infiniband"),
+            _ => None,
+        },
+        rdma_device,
+    };
+    if rdma.is_empty() {
+        return Ok(allow.selects(&candidate(None)));
+    }
+    let mut ports = rdma.iter();
+    Ok(ports.any(|port| allow.selects(&candidate(Some(&port.device)))))
+}
+
 pub(super) fn absent(name: &str) -> Error {
     Error::new(
         Code::InvalidConfig,
         format!("netdev {name} does not exist on this host"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use node::{pattern::Pattern, policy::Selector};
+
+    use super::*;
+
+    #[test]
+    fn selectors_know_name_type_and_rdma_device() {
+        let directory = tempfile::tempdir().unwrap();
+        let host = Host::at(directory.path());
+        let selected = |hardware: u16, change: fn(&mut Selector, Vec<Pattern>), word: &str| {
+            let link = Link {
+                name: "eth1".into(),
+                hardware,
+                ..Link::default()
+            };
+            let port = PortId {
+                device: "mlx5_0".into(),
+                port: 1,
+            };
+            let mut selector = Selector::default();
+            change(&mut selector, vec![Pattern::parse(word).unwrap()]);
+            let allow = Allow {
+                netdevs: Some(vec![selector]),
+                ..Allow::default()
+            };
+            is_selected(&host, &link, &[port], &allow).unwrap()
+        };
+        assert!(selected(1, |s, w| s.if_names = w, "eth*"));
+        assert!(!selected(1, |s, w| s.if_names = w, "ens*"));
+        assert!(selected(1, |s, w| s.rdma_devices = w, "mlx5_0"));
+        assert!(!selected(1, |s, w| s.rdma_devices = w, "mlx5_1"));
+        for (hardware, word, expected) in [
+            (1, "ether", true),
+            (1, "infiniband", false),
+            (32, "infiniband", true),
+            (32, "ether", false),
+            (6, "ether", false),
+        ] {
+            let is_selected = selected(hardware, |s, w| s.link_types = w, word);
+            assert_eq!(is_selected, expected, "{hardware} {word}");
+        }
+        // What is not known is not matched.
+        assert!(!selected(1, |s, w| s.vendors = w, "15b3"));
+        let none = Allow {
+            netdevs: Some(Vec::new()),
+            ..Allow::default()
+        };
+        assert!(!is_selected(&host, &Link::default(), &[], &none).unwrap());
+    }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use attachment::node::Node;
 use cni_wire::{CniResult, Code, Request, text::list};
 use hca::{HcaId, Host, NetnsMode, PortId, RdmaDevice, lookup};
 use netlink::{
@@ -10,10 +9,11 @@ use netlink::{
     link::{self, By, Link},
 };
 
-use super::{HostLink, NodeNetwork, read_named, target::names_none, unreadable};
+use super::{HostLink, NodeNetwork, Reading, read_named, target::names_no_hca, unreadable};
 use crate::{
-    config::{Config, Devices, Target},
+    config::{Config, Devices, Target, UnitHcas},
     error::Error,
+    rdma::MovableRdma,
 };
 
 /// RDMA devices for an interface that another plugin of the chain made.
@@ -25,6 +25,8 @@ pub struct RdmaOnly {
     pub devices: Vec<RdmaTarget>,
     /// How the RDMA subsystem treats namespaces.
     pub mode: Option<NetnsMode>,
+    /// The devices as they move; read where they do.
+    pub rdma: MovableRdma,
 }
 
 /// An interface of the pod that the previous result names.
@@ -85,25 +87,23 @@ pub(crate) fn needs_a_chain() -> Error {
     .with_details("put it behind that plugin in the list, or set attach to move")
 }
 
-/// Resolves a request of attach `rdma-only`.
+/// Reads what `attach: rdma-only` means.
 ///
 /// # Errors
 /// Code 7: no RDMA device is meant, or it does not exist.
-pub(super) fn resolve(
-    node: &mut Node,
-    request: &Request,
-    config: &Config,
-    before: &CniResult,
-    inside: &mut Socket,
+pub(super) fn read(
+    reading: &mut Reading<'_>,
+    unit: Option<&UnitHcas>,
     network: &mut NodeNetwork,
 ) -> Result<RdmaOnly, Error> {
-    let interface = interface(before, request, inside)?;
+    let (node, config) = (&mut *reading.node, reading.config);
+    let interface = interface(reading.before, reading.request, reading.inside)?;
     let name = name(interface.as_ref());
     let behind = match &interface {
         Some(interface) => of_nic(&node.roots, &interface.link)?,
         None => BTreeSet::new(),
     };
-    let names = selected(&node.roots, config)?.unwrap_or_else(|| behind.clone());
+    let names = selected(&node.roots, config, unit)?.unwrap_or_else(|| behind.clone());
     if names.is_empty() {
         return Err(Error::new(
             Code::InvalidConfig,
@@ -113,7 +113,7 @@ pub(super) fn resolve(
             "let Multus pass a deviceID (k8s.v1.cni.cncf.io/resourceName), or set rdmaDevice",
         ));
     }
-    if let (Some(unit), Devices::One) = (&config.allocation, config.devices)
+    if let (Some(unit), Devices::One) = (unit, config.devices)
         && !behind.is_empty()
         && names.is_disjoint(&behind)
     {
@@ -146,6 +146,7 @@ pub(super) fn resolve(
         interface,
         devices,
         mode: hca::netns_mode(&node.roots)?,
+        rdma: MovableRdma::default(),
     })
 }
 
@@ -173,15 +174,19 @@ fn interface(
 }
 
 /// The RDMA devices of the allocation, else the one that the configuration names.
-fn selected(roots: &Host, config: &Config) -> Result<Option<BTreeSet<String>>, Error> {
-    let Some(allocation) = &config.allocation else {
+fn selected(
+    roots: &Host,
+    config: &Config,
+    unit: Option<&UnitHcas>,
+) -> Result<Option<BTreeSet<String>>, Error> {
+    let Some(unit) = unit else {
         return Ok(match &config.device {
             Some(Target::RdmaDevice(name)) => Some(BTreeSet::from([name.clone()])),
             _ => None,
         });
     };
     let mut devices = BTreeSet::new();
-    for hca in &allocation.hcas {
+    for hca in &unit.hcas {
         let of_hca = of_hca(roots, hca)?;
         if of_hca.is_empty() {
             return Err(Error::new(
@@ -196,7 +201,7 @@ fn selected(roots: &Host, config: &Config) -> Result<Option<BTreeSet<String>>, E
     }
     match devices.is_empty() {
         false => Ok(Some(devices)),
-        true => Err(names_none(config, "name the RDMA device with rdmaDevice")),
+        true => Err(names_no_hca(unit, "name the RDMA device with rdmaDevice")),
     }
 }
 

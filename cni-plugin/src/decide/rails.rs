@@ -11,23 +11,22 @@ use std::{
     path::Path,
 };
 
-use attachment::addresses::Ipam;
+use attachment::part::Part;
 use cni_wire::{Code, IfName, text::list};
 use hca::HcaId;
 use netlink::sysctl;
 use node::policy::{RailCandidate, Rails};
 
 use crate::{
-    allocation::Devices,
-    config::{Config, Names},
+    allocation::Devices as Units,
+    config::{Attach, Config, Devices, Names},
     error::Error,
-    plan::Plan,
-    resolve::HostLink,
+    facts::{Facts, HostLink, Nic},
 };
 
 /// A NIC of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Nic {
+pub(crate) struct RailNic {
     pub hca: HcaId,
     /// Index of its netdev on the host.
     pub index: u32,
@@ -37,12 +36,12 @@ pub(crate) struct Nic {
     pub addresses: Vec<IpAddr>,
 }
 
-impl Nic {
-    /// None for what is on no HCA of the allocation.
-    pub(crate) fn of(plan: &Plan) -> Option<Nic> {
-        let host = plan.resolved.host_link()?;
-        Some(Nic {
-            hca: plan.config.allocation.as_ref()?.hcas.first()?.clone(),
+impl RailNic {
+    /// None for what no unit decides.
+    fn of(nic: &Nic) -> Option<RailNic> {
+        let host = nic.found.host_link()?;
+        Some(RailNic {
+            hca: nic.unit.as_ref()?.hcas.first()?.clone(),
             index: host.link.index,
             netdev: host.link.name.to_string(),
             addresses: host.addresses.clone(),
@@ -50,28 +49,41 @@ impl Nic {
     }
 }
 
-/// Refuses what serves one interface only. Asks nobody. `has_chain`: the interface takes over the
-/// addresses of the list's.
-pub(crate) fn check(config: &Config, ipam: &Ipam, has_chain: bool) -> Result<(), Error> {
-    if config.allocation.is_none() {
-        return Err(Error::new(
-            Code::InvalidConfig,
-            "devices: all is about the units of a resource, and no deviceID says of which",
-        )
-        .with_details(
-            "name the resource in the network's annotation k8s.v1.cni.cncf.io/resourceName, so \
-             that Multus passes one of the pod's units",
-        ));
+/// The rail of each NIC of an attachment, in their order. STATUS and `validate` ask without a NIC.
+pub(super) fn number(network: &Config, facts: &Facts<'_>) -> Result<Vec<Option<u32>>, Error> {
+    let numbering = Numbering {
+        asked: network.rail,
+        ranges: facts.ranges.as_ref(),
+        rails: &facts.policy.rails,
+        path: facts.policy_path,
+    };
+    let hosts = facts.nics.iter().map(|nic| nic.found.host_link());
+    match (network.attach, &facts.devices) {
+        (Attach::RdmaOnly, _) => Ok(vec![None; facts.nics.len()]),
+        (_, Some(devices)) => {
+            let described: Vec<_> = facts.nics.iter().filter_map(RailNic::of).collect();
+            let rails = numbering.all(&described, devices)?;
+            Ok(rails.into_iter().map(Some).collect())
+        }
+        (_, None) if network.devices == Devices::All => Ok(Vec::new()),
+        (_, None) if facts.nics.is_empty() => numbering.one(None).map(|_| Vec::new()),
+        (_, None) => hosts.map(|host| numbering.one(host)).collect(),
     }
-    ipam.serves_several()?;
-    match has_chain {
-        false => Ok(()),
-        true => Err(Error::new(
-            Code::InvalidConfig,
-            "the addresses of the list's interface cannot go over to several ipvlans",
-        )
-        .with_details("set ipam, or leave devices out")),
+}
+
+/// Names the interfaces of an attachment with `devices: all`, which are in the order of their rails.
+/// `ifname` is that of the call.
+///
+/// # Errors
+/// Code 7: one is not a name for an interface, or two are the same.
+pub(super) fn name(parts: &mut [Part], pattern: &Names, ifname: &str) -> Result<(), Error> {
+    let nics = parts.iter();
+    let nics = nics.filter_map(|part| Some((part.rail()?, part.netdev()?)));
+    let names = names(pattern, ifname, nics)?;
+    for (interface, name) in parts.iter_mut().filter_map(Part::interface_mut).zip(names) {
+        interface.name = name.to_string();
     }
+    Ok(())
 }
 
 /// What says on which rails NICs are.
@@ -93,8 +105,8 @@ impl Numbering<'_> {
     /// # Errors
     /// Code 7: two NICs are one netdev, or on one rail. Code 101: the policy says nothing of a NIC, or
     /// two things. Code 50: nothing numbers the rails of this node as those of other nodes are.
-    pub(crate) fn all(self, nics: &[Nic], devices: &Devices) -> Result<Vec<u32>, Error> {
-        let mut netdevs: BTreeMap<u32, &Nic> = BTreeMap::new();
+    pub(crate) fn all(self, nics: &[RailNic], devices: &Units) -> Result<Vec<u32>, Error> {
+        let mut netdevs: BTreeMap<u32, &RailNic> = BTreeMap::new();
         for nic in nics {
             if let Some(other) = netdevs.insert(nic.index, nic) {
                 return Err(Error::new(
@@ -118,7 +130,7 @@ impl Numbering<'_> {
                 false => self.by_policy(&nic.netdev, &[nic.hca.to_string()], &nic.addresses)?,
             });
         }
-        let mut taken: BTreeMap<u32, &Nic> = BTreeMap::new();
+        let mut taken: BTreeMap<u32, &RailNic> = BTreeMap::new();
         for (nic, rail) in nics.iter().zip(&numbers) {
             if let Some(other) = taken.insert(*rail, nic) {
                 return Err(Error::new(
@@ -218,7 +230,7 @@ impl Numbering<'_> {
     }
 
     /// By its place in its pool.
-    fn by_pool(self, nic: &Nic, devices: &Devices) -> Result<u32, Error> {
+    fn by_pool(self, nic: &RailNic, devices: &Units) -> Result<u32, Error> {
         let unclear = |why: String| {
             let resource = &devices.resource;
             let msg = format!("the rails of {resource} on this node have no numbers: {why}");
@@ -288,8 +300,8 @@ mod tests {
 
     const POOL: [&str; 3] = ["0000:3b:00.0", "0000:5e:00.0", "0000:b1:00.0"];
 
-    fn nics(places: &[usize]) -> Vec<Nic> {
-        let nic = |place: &usize| Nic {
+    fn nics(places: &[usize]) -> Vec<RailNic> {
+        let nic = |place: &usize| RailNic {
             hca: POOL[*place].parse().unwrap(),
             index: 10 + u32::try_from(*place).unwrap(),
             netdev: format!("ens{place}"),
@@ -298,8 +310,8 @@ mod tests {
         places.iter().map(nic).collect()
     }
 
-    fn devices(pool: Option<&[&str]>) -> Devices {
-        Devices {
+    fn devices(pool: Option<&[&str]>) -> Units {
+        Units {
             resource: "rdma/nic".into(),
             hcas: BTreeSet::new(),
             pool: pool.map(|pool| pool.iter().map(|hca| hca.parse().unwrap()).collect()),
@@ -307,7 +319,7 @@ mod tests {
     }
 
     fn numbered(
-        nics: &[Nic],
+        nics: &[RailNic],
         pool: Option<&[&str]>,
         policy: &str,
         ranges: Option<&[u32]>,

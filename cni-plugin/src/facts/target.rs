@@ -3,42 +3,89 @@
 use cni_wire::{Code, text::list};
 use hca::{HcaId, Host, lookup};
 
+use attachment::node::Node;
+use netlink::uplink;
+use node::policy::Allow;
+
 use crate::{
-    config::{Config, Target},
+    config::{Attach, Config, Target, UnitHcas},
     error::Error,
 };
 
-/// Which netdev of the host a request to move means. Pure.
+/// Which netdev of the host a network means that moves one. Pure.
 ///
 /// # Errors
 /// Code 7: nothing says so.
-pub fn move_target(config: &Config) -> Result<Target, Error> {
-    if let Some(device) = &config.device {
-        return Ok(device.clone());
-    }
-    match &config.allocation {
-        Some(_) => allocated(config),
-        None => Err(
-            Error::new(Code::InvalidConfig, "no netdev is selected to be moved").with_details(
-                "set device, hwaddr, kernelpath, pciBusID or rdmaDevice, or let Multus pass a \
-                 deviceID (k8s.v1.cni.cncf.io/resourceName)",
-            ),
-        ),
+pub fn move_target(config: &Config, unit: Option<&UnitHcas>) -> Result<Target, Error> {
+    match (&config.device, unit) {
+        (Some(device), _) => Ok(device.clone()),
+        (None, Some(unit)) => of_unit(unit, "name the netdev with device"),
+        (None, None) => Err(unselected(config)),
     }
 }
 
-/// The HCA of the allocation.
-pub(super) fn allocated(config: &Config) -> Result<Target, Error> {
-    let allocation = config.allocation.as_ref();
-    match allocation.and_then(|allocation| allocation.hcas.first()) {
-        Some(hca) => Ok(Target::Hca(hca.clone())),
-        None => Err(names_none(config, "name the netdev with master")),
+/// Which netdev of the host a child is on. As the reference plugins do, it is the one of the default
+/// route where nothing else is said and the policy allows uplinks at all.
+pub(super) fn parent(
+    node: &mut Node,
+    config: &Config,
+    unit: Option<&UnitHcas>,
+) -> Result<Target, Error> {
+    if let Some(master) = &config.master {
+        return Ok(Target::Name(master.clone()));
+    }
+    if let Some(unit) = unit {
+        return of_unit(unit, "name the netdev with master");
+    }
+    let link = match node.policy.values.allow.uplinks {
+        true => uplink::default_route_link(&mut node.netns.socket)?,
+        false => None,
+    };
+    let name = link.map(|link| link.name.to_string());
+    name.map(Target::Name).ok_or_else(|| unselected(config))
+}
+
+/// Refuses a network that selects no netdev, whichever pod and node it is for. `by_unit`: a unit of the
+/// pod can. Pure.
+///
+/// # Errors
+/// Code 7.
+pub fn lacks_target(config: &Config, by_unit: bool, allow: &Allow) -> Result<(), Error> {
+    let is_selected = by_unit
+        || match config.attach {
+            Attach::Move => config.device.is_some(),
+            Attach::Child(_) => config.master.is_some() || allow.uplinks,
+            Attach::RdmaOnly => true,
+        };
+    match is_selected {
+        true => Ok(()),
+        false => Err(unselected(config)),
     }
 }
 
-pub(super) fn names_none(config: &Config, remedy: &str) -> Error {
-    let unit = config.allocation.as_ref().map_or("", |unit| &unit.text);
-    let msg = format!("deviceID {unit} is a share of a pool with several HCAs");
+fn unselected(config: &Config) -> Error {
+    let keys = match config.attach {
+        Attach::Child(_) => "master",
+        Attach::Move | Attach::RdmaOnly => "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
+    };
+    Error::new(Code::InvalidConfig, "no netdev is selected").with_details(format!(
+        "annotate the NetworkAttachmentDefinition with k8s.v1.cni.cncf.io/resourceName, so that \
+         Multus passes a deviceID, or set {keys}"
+    ))
+}
+
+fn of_unit(unit: &UnitHcas, remedy: &str) -> Result<Target, Error> {
+    let first = unit.hcas.first().cloned();
+    first
+        .map(Target::Hca)
+        .ok_or_else(|| names_no_hca(unit, remedy))
+}
+
+pub(super) fn names_no_hca(unit: &UnitHcas, remedy: &str) -> Error {
+    let msg = format!(
+        "deviceID {} is a share of a pool with several HCAs",
+        unit.text
+    );
     Error::new(Code::InvalidConfig, msg).with_details(remedy)
 }
 

@@ -3,36 +3,28 @@
 //! This process is root and its input may come from a namespace's user, so the default is narrow:
 //! RDMA netdevs that nothing else uses and that do not carry the node itself; and what is taken from
 //! the host is allocated to the pod by the kubelet. There is one way in, [`authorize`], for every
-//! kind of attachment. Pure.
+//! kind of attachment.
 
-use std::{collections::BTreeSet, fmt, path::Path};
+use std::{collections::BTreeSet, fmt};
 
 use attachment::netdev::identity;
 use cni_wire::{Code, text::list};
 use hca::HcaId;
-use node::policy::{self, Allow, Candidate};
+use node::policy::{self, Candidate};
 
+use super::partition;
 use crate::{
     allocation::Allocated,
-    config::{Attach, Config, vf},
+    config::{Attach, ChildKind, Config, vf},
     error::Error,
-    plan::partition,
-    resolve::{HostLink, RdmaTarget, Resolved},
+    facts::{Facts, Found, HostLink, Movable, RdmaTarget},
 };
 
-/// What the node's administrator allows, and where that stands.
-#[derive(Clone, Copy, Debug)]
-pub struct Rules<'a> {
-    pub allow: &'a Allow,
-    pub path: &'a Path,
-    /// HCAs of exclusive pools: none of them is shared by a child of another pod.
-    pub exclusive: &'a [HcaId],
-}
-
-/// What the request asks for beside its kind.
+/// A NIC as the network asks for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     pub config: &'a Config,
+    pub found: &'a Found,
     /// RDMA devices are to leave the host's namespace.
     pub moves_rdma: bool,
 }
@@ -40,114 +32,109 @@ pub struct Asked<'a> {
 impl Asked<'_> {
     /// A macvlan of mode `passthru`.
     fn passthru(self) -> bool {
-        self.config.mode.as_deref() == Some("passthru")
+        is_passthru(self.config)
     }
 }
 
-/// Allows or denies what a request resolves to.
-///
-/// `kubelet` is asked what the pod was allocated, after the policy has allowed the request and
-/// where the request takes something from the host.
+fn is_passthru(config: &Config) -> bool {
+    config.mode.as_deref() == Some("passthru")
+}
+
+/// Allows or denies what a network asks for: by the policy, then by what the kubelet allocated to the
+/// pod, where something is taken from the host.
 ///
 /// # Errors
-/// The first rule that denies it; whatever `kubelet` says when it does not answer.
-pub fn authorize(
-    resolved: &Resolved,
-    asked: Asked<'_>,
-    rules: Rules<'_>,
-    kubelet: impl FnOnce() -> Result<Allocated, Error>,
-) -> Result<(), Error> {
-    by_policy(resolved, asked, rules)?;
-    if needs_allocation(resolved, asked, rules) {
-        by_allocation(resolved, asked, rules, &kubelet()?)?;
+/// The first rule that denies it; why the kubelet could not be asked.
+pub fn authorize(asked: Asked<'_>, facts: &Facts<'_>) -> Result<(), Error> {
+    by_policy(asked, facts)?;
+    if !needs_allocation(asked, facts) {
+        return Ok(());
     }
-    Ok(())
+    match &facts.allocated {
+        Some(Ok(allocated)) => by_allocation(asked, facts, allocated),
+        Some(Err(error)) => Err(error.clone()),
+        // STATUS and `validate` do not know the pod.
+        None => Ok(()),
+    }
 }
 
-fn needs_allocation(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> bool {
-    let is_exclusive = |host: &HostLink| rules.exclusive.iter().any(|hca| host.hcas.contains(hca));
-    !rules.allow.unallocated
-        && match resolved {
-            Resolved::Move(_) => true,
-            Resolved::RdmaOnly(_) => asked.moves_rdma,
-            Resolved::Child { parent, .. } => asked.passthru() || is_exclusive(parent),
+/// Whether the pod must hold the HCA.
+pub(crate) fn needs_allocation(asked: Asked<'_>, facts: &Facts<'_>) -> bool {
+    let is_exclusive = |host: &HostLink| facts.exclusive.iter().any(|hca| host.hcas.contains(hca));
+    !facts.policy.allow.unallocated
+        && match asked.found {
+            Found::Move(_) => true,
+            Found::RdmaOnly(_) => asked.moves_rdma,
+            Found::Child(_, parent) => asked.passthru() || is_exclusive(parent),
         }
 }
 
-/// Allows or denies by the policy alone, whichever pod asks.
+/// Allows or denies what a network says, whichever NIC it is about.
 ///
 /// # Errors
-/// The first rule that denies it.
-pub fn by_policy(resolved: &Resolved, asked: Asked<'_>, rules: Rules<'_>) -> Result<(), Error> {
-    match resolved {
-        Resolved::Move(nic) => {
-            let what = attempt(Attach::Move, nic);
-            netdev(&what, nic, rules)?;
-            movable(&what, nic, rules)?;
-            match vf::denied(&asked.config.vf, &rules.allow.vf) {
-                Some((key, value)) => denied(
-                    what,
-                    format_args!("the policy does not allow {key} {value}"),
-                    format!(
-                        "leave {key} out, or choose an allowed value; if networks may set it, add it to \
-                         allow.vf.{key} in {}",
-                        rules.path.display()
-                    ),
-                ),
-                None => Ok(()),
-            }
+/// Code 101 naming the key.
+pub(super) fn by_policy_alone(config: &Config, facts: &Facts<'_>) -> Result<(), Error> {
+    let (allow, policy) = (&facts.policy.allow, facts.policy_path.display());
+    if is_passthru(config) && !allow.passthru {
+        // A pod that has a macvlan of this mode changes the MAC address of the netdev below.
+        return denied(
+            "mode passthru",
+            "with it the pod sets the MAC address and the flags of the host's netdev",
+            format!("use mode bridge; if pods may do so, set allow.passthru in {policy}"),
+        );
+    }
+    if let Some((key, value)) = vf::denied(&config.vf, &allow.vf) {
+        return denied(
+            format_args!("{key} {value}"),
+            "the policy does not allow it",
+            format!(
+                "leave {key} out, or choose an allowed value; if networks may set it, add it to \
+                 allow.vf.{key} in {policy}"
+            ),
+        );
+    }
+    match config.pkey {
+        Some(pkey) => in_partition("the network", pkey, facts),
+        None => Ok(()),
+    }
+}
+
+fn by_policy(asked: Asked<'_>, facts: &Facts<'_>) -> Result<(), Error> {
+    match asked.found {
+        Found::Move(movable) => {
+            let what = attempt(asked.config.attach, &movable.link);
+            netdev(&what, &movable.link, facts)?;
+            can_move(&what, movable, facts)
         }
-        Resolved::Child { kind, parent } => {
-            let what = attempt(Attach::Child(*kind), parent);
-            if let Some(pkey) = partition(resolved, asked.config) {
-                in_partition(&what, pkey, rules)?;
+        Found::Child(kind, parent) => {
+            let what = attempt(asked.config.attach, parent);
+            if *kind == ChildKind::Ipoib {
+                in_partition(&what, partition(asked.config, parent), facts)?;
             }
-            netdev(&what, parent, rules)?;
-            match asked.passthru() && !rules.allow.passthru {
-                // A pod that has a macvlan of this mode changes the MAC address of the netdev below.
-                true => denied(
-                    what,
-                    "with mode passthru the pod sets the MAC address and the flags of the host's netdev",
-                    format!(
-                        "use mode bridge; if pods may do so, set allow.passthru in {}",
-                        rules.path.display()
-                    ),
-                ),
-                false => Ok(()),
-            }
+            netdev(&what, parent, facts)
         }
         // In shared mode nothing leaves the host: the devices are only reported.
-        Resolved::RdmaOnly(_) if !asked.moves_rdma => Ok(()),
-        Resolved::RdmaOnly(request) => {
-            let mut devices = request.devices.iter();
-            devices.try_for_each(|target| rdma_device(target, rules))
+        Found::RdmaOnly(_) if !asked.moves_rdma => Ok(()),
+        Found::RdmaOnly(only) => {
+            let mut devices = only.devices.iter();
+            devices.try_for_each(|target| rdma_device(target, facts))
         }
     }
 }
 
-fn by_allocation(
-    resolved: &Resolved,
-    asked: Asked<'_>,
-    rules: Rules<'_>,
-    allocated: &Allocated,
-) -> Result<(), Error> {
-    if let Resolved::RdmaOnly(request) = resolved {
-        return request.devices.iter().try_for_each(|target| {
+fn by_allocation(asked: Asked<'_>, facts: &Facts<'_>, allocated: &Allocated) -> Result<(), Error> {
+    if let Found::RdmaOnly(only) = asked.found {
+        return only.devices.iter().try_for_each(|target| {
             let hcas = target.hca.iter().cloned().collect();
             let what = moving_device(target);
-            belongs(what, &target.device.name, &hcas, rules, allocated)
+            belongs(what, &target.device.name, &hcas, facts, allocated)
         });
     }
-    match resolved.host_link() {
+    match asked.found.host_link() {
         Some(host) => {
             let what = attempt(asked.config.attach, host);
-            belongs(
-                what,
-                &host.link.name.to_string(),
-                &host.hcas,
-                rules,
-                allocated,
-            )
+            let name = host.link.name.to_string();
+            belongs(what, &name, &host.hcas, facts, allocated)
         }
         None => Ok(()),
     }
@@ -176,8 +163,12 @@ fn denied(
 }
 
 /// The rules for every use of a netdev of the host.
-fn netdev(what: &str, host: &HostLink, rules: Rules<'_>) -> Result<(), Error> {
-    let (allow, policy, name) = (rules.allow, rules.path.display(), &host.link.name);
+fn netdev(what: &str, host: &HostLink, facts: &Facts<'_>) -> Result<(), Error> {
+    let (allow, policy, name) = (
+        &facts.policy.allow,
+        facts.policy_path.display(),
+        &host.link.name,
+    );
     if *name == "lo" {
         return denied(
             what,
@@ -216,23 +207,23 @@ fn netdev(what: &str, host: &HostLink, rules: Rules<'_>) -> Result<(), Error> {
             ),
         );
     }
-    match selected(host, allow) {
+    match host.is_selected {
         true => Ok(()),
-        false => unselected(what, rules),
+        false => unselected(what, facts),
     }
 }
 
-fn unselected(what: &str, rules: Rules<'_>) -> Result<(), Error> {
+fn unselected(what: &str, facts: &Facts<'_>) -> Result<(), Error> {
     denied(
         what,
         "none of the policy's selectors has it",
-        format!("add it to allow.netdevs in {}", rules.path.display()),
+        format!("add it to allow.netdevs in {}", facts.policy_path.display()),
     )
 }
 
 /// A network's user must not choose a partition that the administrator keeps for others.
-fn in_partition(what: &str, pkey: u16, rules: Rules<'_>) -> Result<(), Error> {
-    let Some(allowed) = &rules.allow.pkeys else {
+fn in_partition(what: &str, pkey: u16, facts: &Facts<'_>) -> Result<(), Error> {
+    let Some(allowed) = &facts.policy.allow.pkeys else {
         return Ok(());
     };
     if allowed
@@ -250,14 +241,15 @@ fn in_partition(what: &str, pkey: u16, rules: Rules<'_>) -> Result<(), Error> {
         ),
         format!(
             "set pkey to one of them, or add it to allow.pkeys in {}",
-            rules.path.display()
+            facts.policy_path.display()
         ),
     )
 }
 
 /// The rules for a netdev that leaves the host.
-fn movable(attempt: &str, nic: &HostLink, rules: Rules<'_>) -> Result<(), Error> {
-    let policy = rules.path.display();
+fn can_move(attempt: &str, movable: &Movable, facts: &Facts<'_>) -> Result<(), Error> {
+    let nic = &movable.link;
+    let policy = facts.policy_path.display();
     let kind = nic.link.kind.as_ref().map(ToString::to_string);
     let what = match kind {
         Some(kind) => format!("it is a {kind}, without hardware of its own"),
@@ -271,7 +263,7 @@ fn movable(attempt: &str, nic: &HostLink, rules: Rules<'_>) -> Result<(), Error>
             "move a NIC, a virtual function, or a VLAN or veth whose parent or peer is on the host",
         );
     }
-    if !rules.allow.virtual_links && !nic.link.is_hardware() {
+    if !facts.policy.allow.virtual_links && !nic.link.is_hardware() {
         return denied(
             attempt,
             what,
@@ -281,7 +273,7 @@ fn movable(attempt: &str, nic: &HostLink, rules: Rules<'_>) -> Result<(), Error>
             ),
         );
     }
-    match &nic.dependent {
+    match &movable.dependent {
         Some(dependent) => denied(attempt, &dependent.what, dependent.remedy),
         None => Ok(()),
     }
@@ -289,9 +281,9 @@ fn movable(attempt: &str, nic: &HostLink, rules: Rules<'_>) -> Result<(), Error>
 
 /// An RDMA device that leaves the host: the netdevs that lose it, and where it has none on the host,
 /// the device itself.
-fn rdma_device(target: &RdmaTarget, rules: Rules<'_>) -> Result<(), Error> {
+fn rdma_device(target: &RdmaTarget, facts: &Facts<'_>) -> Result<(), Error> {
     for host in &target.netdevs {
-        netdev(&attempt(Attach::RdmaOnly, host), host, rules)?;
+        netdev(&attempt(Attach::RdmaOnly, host), host, facts)?;
     }
     let device = &target.device;
     let pci = device.pci.as_ref();
@@ -309,8 +301,8 @@ fn rdma_device(target: &RdmaTarget, rules: Rules<'_>) -> Result<(), Error> {
         link_type: None,
         rdma_device: Some(&device.name),
     };
-    match target.netdevs.is_empty() && !rules.allow.selects(&candidate) {
-        true => unselected(&moving_device(target), rules),
+    match target.netdevs.is_empty() && !facts.policy.allow.selects(&candidate) {
+        true => unselected(&moving_device(target), facts),
         false => Ok(()),
     }
 }
@@ -319,7 +311,7 @@ fn belongs(
     attempt: String,
     name: &str,
     hcas: &BTreeSet<HcaId>,
-    rules: Rules<'_>,
+    facts: &Facts<'_>,
     allocated: &Allocated,
 ) -> Result<(), Error> {
     if hcas.iter().any(|hca| allocated.hcas.contains(hca)) {
@@ -340,35 +332,9 @@ fn belongs(
             "request the resource of an exclusive pool that has this HCA, and let Multus pass the \
              deviceID (k8s.v1.cni.cncf.io/resourceName); for runtimes without a kubelet, set \
              allow.unallocated in {}",
-            rules.path.display()
+            facts.policy_path.display()
         ),
     )
-}
-
-fn selected(host: &HostLink, allow: &Allow) -> bool {
-    let netdev = host.netdev.as_ref();
-    let name = host.link.name.to_string();
-    let address = netdev.and_then(|n| n.auxiliary.clone().or(n.pci.map(|pci| pci.to_string())));
-    let link_type = match host.link.hardware {
-        1 => Some("ether"),
-        32 => Some("infiniband"),
-        _ => None,
-    };
-    let candidate = |rdma_device| Candidate {
-        if_name: &name,
-        pci_address: address.as_deref(),
-        vendor: host.pci_ids.as_ref().map(|(vendor, _)| vendor.as_str()),
-        device_id: host.pci_ids.as_ref().map(|(_, device)| device.as_str()),
-        driver: netdev.and_then(|n| n.driver.as_deref()),
-        link_type,
-        rdma_device,
-    };
-    if host.rdma.is_empty() {
-        return allow.selects(&candidate(None));
-    }
-    host.rdma
-        .iter()
-        .any(|port| allow.selects(&candidate(Some(&port.device))))
 }
 
 #[cfg(test)]

@@ -1,0 +1,491 @@
+//! All that a decision about an attachment needs to know, read before anything of the host changes.
+//!
+//! What moves, and what a child is on, is a [`HostLink`], which is read on the host: no link of the pod
+//! can take its place by name or index. Names, addresses and RDMA devices come from sysfs through
+//! `hca`; what the kernel thinks of a link at this moment comes over netlink.
+
+mod dependents;
+mod host_link;
+mod rdma_only;
+mod target;
+
+use std::{collections::BTreeSet, fs::File, io::Read, path::Path};
+
+use attachment::{
+    addresses::Ipam,
+    netdev::{
+        obstacle::{self, Addresses},
+        snapshot::{Identity, Snapshot},
+        vf::Vf,
+    },
+    node::Node,
+    part::Part,
+    rdma::DeviceNodes,
+};
+use cni_wire::{CniResult, Code, Request};
+use hca::{HcaId, Host, MacAddress, NetnsMode, lookup};
+use netlink::{
+    Name, Socket,
+    link::{self, By},
+};
+use node::policy::{FabricAddresses, Policy};
+
+pub use dependents::Dependent;
+pub use host_link::{HostLink, NodeNetwork};
+pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
+pub use target::{Missing, lacks_target, move_target, name_of};
+
+use crate::{
+    allocation::{self, Allocated, Devices},
+    bind::Bound,
+    config::{self, Attach, ChildKind, Config, UnitHcas},
+    decide::{self, Asked},
+    error::Error,
+    rdma::{self, MovableRdma, RdmaRequirement},
+};
+use host_link::{absent, read as read_link, read_named};
+
+pub(crate) use rdma_only::needs_a_chain;
+pub(crate) use target::unreadable;
+
+/// What a decision is made of. Without NICs it is about what the network and the policy say alone.
+#[derive(Debug)]
+pub struct Facts<'a> {
+    pub policy: &'a Policy,
+    /// The policy's file, for messages.
+    pub policy_path: &'a Path,
+    /// `CNI_IFNAME`.
+    pub ifname: String,
+    /// Whether a unit of the pod decides about the NIC.
+    pub by_unit: bool,
+    /// The IPAM, where it gives addresses to one interface only.
+    pub ipam_for_one: Option<String>,
+    /// The rails for which the network has ranges of addresses; none where it has not one for each.
+    pub ranges: Option<BTreeSet<u32>>,
+    /// How the RDMA subsystem treats namespaces; none where that was not read: `rdma: required` asks.
+    pub mode: Option<Option<NetnsMode>>,
+    /// HCAs of exclusive pools: none of them is shared by a child of another pod.
+    pub exclusive: Vec<HcaId>,
+    /// What the kubelet allocated to the pod, where that matters.
+    pub allocated: Option<Result<Allocated, Error>>,
+    /// With `devices: all` the pod's units of the resource.
+    pub devices: Option<Devices>,
+    /// In the order of the HCAs.
+    pub nics: Vec<Nic>,
+}
+
+/// A NIC that the network means.
+#[derive(Clone, Debug)]
+pub struct Nic {
+    /// The unit that it is of; none where no unit decides.
+    pub unit: Option<UnitHcas>,
+    /// Whether its netdev is one of the unit's HCA.
+    pub is_of_unit: bool,
+    pub found: Found,
+    /// An index and an address that no link has, for a child.
+    pub random: (u32, MacAddress),
+}
+
+/// What was found of a NIC, by what becomes of it.
+#[derive(Clone, Debug)]
+pub enum Found {
+    Move(Box<Movable>),
+    /// The netdev of the host that the child is on.
+    Child(ChildKind, Box<HostLink>),
+    RdmaOnly(RdmaOnly),
+}
+
+/// A netdev that is to move.
+#[derive(Clone, Debug, Default)]
+pub struct Movable {
+    pub link: HostLink,
+    pub snapshot: Snapshot,
+    /// What the host has of it that a move would destroy, or that would act in the pod.
+    pub obstacles: Vec<Error>,
+    /// What is on it.
+    pub dependent: Option<Dependent>,
+    /// Its RDMA devices; read where they move.
+    pub rdma: MovableRdma,
+}
+
+impl Found {
+    /// The netdev of the host that moves or that the child is on.
+    pub fn host_link(&self) -> Option<&HostLink> {
+        match self {
+            Found::Move(movable) => Some(&movable.link),
+            Found::Child(_, parent) => Some(parent),
+            Found::RdmaOnly(_) => None,
+        }
+    }
+}
+
+/// Units, and which HCAs they are: what the kubelet allocated, or the daemon bound.
+#[derive(Debug, Default)]
+pub(crate) struct Units {
+    pub allocated: Option<Allocated>,
+    pub devices: Option<Devices>,
+    /// One for each NIC, in the order of the HCAs: every process that locks several NICs does so in this
+    /// order.
+    pub nics: Vec<Option<UnitHcas>>,
+}
+
+impl Units {
+    /// Reads what the kubelet allocated to the pod. A unit ID in a network is not proof: a tenant can
+    /// forge it. The daemon has returned the HCAs of slots, `bound`, already.
+    pub(crate) fn read(
+        node: &Node,
+        request: &Request,
+        config: &Config,
+        bound: Option<&Bound>,
+    ) -> Result<Units, Error> {
+        let mut allocated = bound.map(Bound::allocated);
+        let Some(named) = &config.allocation else {
+            return Ok(Units {
+                allocated,
+                devices: None,
+                nics: vec![None],
+            });
+        };
+        let mut devices = None;
+        if config.devices == config::Devices::All {
+            let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)?;
+            devices = Some(held.devices(&named.unit, &named.text, bound.map(Bound::hcas))?);
+            allocated = allocated.or_else(|| Some(held.allocated()));
+        }
+        let hcas: Vec<HcaId> = match (bound, &devices) {
+            (Some(bound), _) => bound.hcas().into_iter().collect(),
+            (None, Some(devices)) => devices.hcas.iter().cloned().collect(),
+            (None, None) => named.unit.hca().cloned().into_iter().collect(),
+        };
+        let of = |hcas: Vec<HcaId>| {
+            let first = hcas.first();
+            Some(UnitHcas {
+                text: match first.filter(|_| devices.is_some()) {
+                    Some(hca) => hca.to_string(),
+                    None => named.text.clone(),
+                },
+                slot: bound.and_then(|bound| bound.slot(first?).cloned()),
+                hcas,
+            })
+        };
+        let is_one = config.attach == Attach::RdmaOnly || hcas.len() < 2;
+        let nics = match is_one {
+            true => vec![of(hcas)],
+            false => hcas.into_iter().map(|hca| of(vec![hca])).collect(),
+        };
+        Ok(Units {
+            allocated,
+            devices,
+            nics,
+        })
+    }
+
+    fn device_nodes(&self) -> DeviceNodes {
+        let mut units = self.nics.iter().flatten();
+        match units.all(|unit| unit.slot.is_none()) {
+            true => DeviceNodes::Promised,
+            false => DeviceNodes::ReadAfterwards,
+        }
+    }
+}
+
+/// What is read for an attachment.
+pub(crate) struct Reading<'a> {
+    pub node: &'a mut Node,
+    pub request: &'a Request,
+    pub config: &'a Config,
+    pub ipam: &'a Ipam,
+    /// A socket of the pod's namespace.
+    pub inside: &'a mut Socket,
+    /// The chain's result.
+    pub before: &'a CniResult,
+}
+
+impl Reading<'_> {
+    /// Reads what the NICs of `units` are.
+    ///
+    /// # Errors
+    /// Code 7 when the request does not say which link or device is meant, or there is none; code 11
+    /// when the netdev is inside a pod; code 5 or 100 when reading fails.
+    ///
+    /// `true_names` are those of netdevs that move, where another netdev has the name at present.
+    pub(crate) fn nics(
+        &mut self,
+        units: &Units,
+        true_names: &[Option<Name>],
+    ) -> Result<Vec<Nic>, Error> {
+        let mut network = NodeNetwork::default();
+        let mut nics = Vec::new();
+        for (number, unit) in units.nics.iter().enumerate() {
+            let mut found = self.found(unit.as_ref(), units.device_nodes(), &mut network)?;
+            let true_name = true_names.get(number).cloned().flatten();
+            if let (Found::Move(movable), Some(name)) = (&mut found, true_name) {
+                movable.snapshot.name = name;
+            }
+            nics.push(Nic {
+                is_of_unit: is_of_unit(&self.node.roots, unit.as_ref(), found.host_link())?,
+                found,
+                unit: unit.clone(),
+                random: (link::random_index(), random_mac()?),
+            });
+        }
+        Ok(nics)
+    }
+
+    fn found(
+        &mut self,
+        unit: Option<&UnitHcas>,
+        nodes: DeviceNodes,
+        network: &mut NodeNetwork,
+    ) -> Result<Found, Error> {
+        let config = self.config;
+        match config.attach {
+            Attach::RdmaOnly => {
+                let mut only = rdma_only::read(self, unit, network)?;
+                if only.mode == Some(NetnsMode::Exclusive) && config.rdma != RdmaRequirement::Off {
+                    only.rdma = rdma::read(self.node, &only.names(), None, nodes)?;
+                }
+                Ok(Found::RdmaOnly(only))
+            }
+            Attach::Move => {
+                let target = move_target(config, unit)?;
+                let link = on_host(self.node, &target, config.port, network)?;
+                self.movable(link, nodes, network)
+            }
+            Attach::Child(kind) => {
+                let parent = parent_on_host(self.node, config, unit, network)?;
+                Ok(Found::Child(kind, Box::new(parent)))
+            }
+        }
+    }
+
+    fn movable(
+        &mut self,
+        link: HostLink,
+        nodes: DeviceNodes,
+        network: &mut NodeNetwork,
+    ) -> Result<Found, Error> {
+        let node = &mut *self.node;
+        let dependent = dependents::of(node, &link, network)?;
+        let mut snapshot = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &link.link)?;
+        snapshot.identity = Identity::on(&node.roots, &link.link);
+        if let Some(address) = &snapshot.identity.bus_device {
+            snapshot.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+        }
+        let addresses = match self.ipam {
+            Ipam::None => Addresses::OfHost,
+            _ => Addresses::OfIpam,
+        };
+        snapshot.static_addresses = addresses == Addresses::OfHost
+            && node.policy.values.fabric_addresses == FabricAddresses::Static
+            && !link.rdma.is_empty();
+        let socket = &mut node.netns.socket;
+        let obstacles = obstacle::obstacles(socket, &link.link, &snapshot, addresses)?;
+        let moves_rdma = link.mode == Some(NetnsMode::Exclusive)
+            && self.config.rdma != RdmaRequirement::Off
+            && !link.rdma.is_empty();
+        let rdma = match moves_rdma {
+            true => {
+                let names = rdma::of_netdev(&node.roots, &link.link, &link.rdma)?;
+                rdma::read(node, &names, Some(&link.link), nodes)?
+            }
+            false => MovableRdma::default(),
+        };
+        Ok(Found::Move(Box::new(Movable {
+            link,
+            snapshot,
+            obstacles,
+            dependent,
+            rdma,
+        })))
+    }
+}
+
+/// Reads everything else, with the answer of the kubelet where a NIC needs it.
+pub(crate) fn read<'n>(
+    node: &'n Node,
+    request: &Request,
+    config: &Config,
+    ipam: &'n Ipam,
+    units: Units,
+    nics: Vec<Nic>,
+) -> Result<Facts<'n>, Error> {
+    let mut facts = Facts {
+        ifname: request.attachment()?.ifname.to_string(),
+        by_unit: config.allocation.is_some(),
+        ipam_for_one: ipam.for_one(),
+        ranges: ipam.rails(node, request)?,
+        mode: match config.rdma {
+            RdmaRequirement::Required => Some(hca::netns_mode(&node.roots)?),
+            RdmaRequirement::Auto | RdmaRequirement::Off => None,
+        },
+        exclusive: node.exclusive_hcas()?,
+        allocated: units.allocated.map(Ok),
+        devices: units.devices,
+        nics,
+        ..Facts::without_pod(&node.policy.values, &node.policy.path)
+    };
+    let asks = |nic: &Nic| {
+        let asked = Asked {
+            config,
+            found: &nic.found,
+            moves_rdma: decide::moves_rdma(config, &nic.found).unwrap_or_default(),
+        };
+        decide::needs_allocation(asked, &facts)
+    };
+    if facts.allocated.is_none() && facts.nics.iter().any(asks) {
+        let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log);
+        facts.allocated = Some(held.map(|held| held.allocated()));
+    }
+    Ok(facts)
+}
+
+/// The NIC that a part is of.
+pub(crate) fn nic_of<'n>(nics: &'n [Nic], part: &Part) -> Option<&'n Nic> {
+    let index = match part {
+        Part::Move(moved) => moved.host.identity.index,
+        Part::Child(child) => child.parent.index,
+        Part::RdmaOnly(_) => return nics.first(),
+    };
+    let is_it = |nic: &&Nic| {
+        nic.found
+            .host_link()
+            .is_some_and(|host| host.link.index == index)
+    };
+    nics.iter().find(is_it)
+}
+
+impl<'a> Facts<'a> {
+    /// What is known before a pod asks: STATUS, `rdmactl validate`.
+    pub fn without_pod(policy: &'a Policy, policy_path: &'a Path) -> Facts<'a> {
+        Facts {
+            policy,
+            policy_path,
+            ifname: "net1".to_owned(),
+            by_unit: true,
+            ipam_for_one: None,
+            ranges: None,
+            mode: None,
+            exclusive: Vec::new(),
+            allocated: None,
+            devices: None,
+            nics: Vec::new(),
+        }
+    }
+
+    /// The netdevs of the host that children are on.
+    pub(crate) fn parents(&self) -> Vec<&HostLink> {
+        let nics = self.nics.iter();
+        nics.filter_map(|nic| match &nic.found {
+            Found::Child(_, parent) => Some(&**parent),
+            Found::Move(_) | Found::RdmaOnly(_) => None,
+        })
+        .collect()
+    }
+}
+
+/// Whether a netdev is one of the allocated HCA, or on one. A unit of all HCAs of a pool names none.
+fn is_of_unit(
+    host: &Host,
+    unit: Option<&UnitHcas>,
+    netdev: Option<&HostLink>,
+) -> Result<bool, Error> {
+    let (Some(hca), Some(netdev)) = (unit.and_then(|unit| unit.hcas.first()), netdev) else {
+        return Ok(true);
+    };
+    if netdev.hcas.contains(hca) {
+        return Ok(true);
+    }
+    // A GUID is another name of hardware that has an address, too. What has no bus a pod may have.
+    let devices = match lookup::on_hca(host, hca) {
+        Err(e) if e.is_missing() && matches!(hca, HcaId::NodeGuid(_)) => Vec::new(),
+        Err(e) => return Err(unreadable(&e)),
+        Ok(occupants) => occupants.rdma_devices,
+    };
+    Ok(netdev
+        .rdma
+        .iter()
+        .any(|port| devices.contains(&port.device)))
+}
+
+/// The netdev of the host below a child.
+fn parent_on_host(
+    node: &mut Node,
+    config: &Config,
+    unit: Option<&UnitHcas>,
+    network: &mut NodeNetwork,
+) -> Result<HostLink, Error> {
+    let target = target::parent(node, config, unit)?;
+    let host = on_host(node, &target, config.port, network)?;
+    match (&target, &host.controller) {
+        // A port of a bond carries no children; the bond is how its HCA is used.
+        (config::Target::Hca(_), Some((bond, kind))) if kind == "bond" => {
+            read_named(node, &bond.clone(), network)
+        }
+        _ => Ok(host),
+    }
+}
+
+/// The netdev of the host that a target means.
+///
+/// # Errors
+/// Code 11 when a pod has it, also one that was attached since the journal was read last; code 7 when
+/// there is none, or several.
+fn on_host(
+    node: &mut Node,
+    target: &config::Target,
+    port: Option<u32>,
+    network: &mut NodeNetwork,
+) -> Result<HostLink, Error> {
+    let found = name_of(&node.roots, target, port).and_then(|name| {
+        match link::get(&mut node.netns.socket, By::Name(name.as_bytes())) {
+            Ok(Some(link)) => Ok(link),
+            Ok(None) => Err(Missing::Netdev(absent(&name))),
+            Err(e) => Err(Missing::Other(e.into())),
+        }
+    });
+    match found {
+        Ok(link) => read_link(node, link, network),
+        Err(Missing::Netdev(error)) => Err(match crate::orphan::holder(node, target)? {
+            Some((_, record, netdev)) => Error::new(
+                Code::TryAgain,
+                format!(
+                    "netdev {netdev} is in the network namespace of {}",
+                    record.owner()
+                ),
+            )
+            .with_details("it returns to the host when that pod is deleted"),
+            None => error,
+        }),
+        Err(Missing::Other(error)) => Err(error),
+    }
+}
+
+/// The netdev of the host that a network names as its master, for whichever pod; none where a unit or
+/// the pod decides.
+///
+/// # Errors
+/// Code 7: there is none of this name.
+pub(crate) fn named_master(node: &mut Node, config: &Config) -> Result<Vec<Nic>, Error> {
+    let (Some(name), Attach::Child(kind)) = (&config.master, config.attach) else {
+        return Ok(Vec::new());
+    };
+    let parent = read_named(node, name, &mut NodeNetwork::default())?;
+    Ok(vec![Nic {
+        unit: None,
+        is_of_unit: true,
+        found: Found::Child(kind, Box::new(parent)),
+        random: (link::random_index(), random_mac()?),
+    }])
+}
+
+/// A random, locally administered address.
+fn random_mac() -> Result<MacAddress, Error> {
+    let mut bytes = [0; 6];
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|e| Error::new(Code::Io, format!("read /dev/urandom: {e}")))?;
+    // IEEE 802: not a group's address, locally administered.
+    bytes[0] = bytes[0] & 0xfc | 0x02;
+    Ok(MacAddress::new(bytes))
+}

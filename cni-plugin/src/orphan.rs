@@ -1,0 +1,225 @@
+//! Return of NICs that orphaned attachments left, before anything is read for a new one.
+//!
+//! A pod whose namespace died without a DEL leaves its NIC on the host under whatever name the
+//! kernel gave it, without its state, or the kernel is still returning it. The journal knows it: the
+//! attachment is reclaimed as the daemon does, and its DEL, should it still come, finds nothing to do.
+//! Nothing is returned out of the namespace of a pod that is there.
+
+use std::time::{Duration, Instant};
+
+use attachment::{
+    detach::living,
+    journal::{Key, Lock, Record, Sharing},
+    netdev::{restore, snapshot::Identity},
+    node::Node,
+    part::{Defect, Move, Part},
+    reclaim,
+};
+use cni_wire::Code;
+use hca::HcaId;
+use netlink::{
+    Name,
+    link::{self, By, Link},
+};
+
+use crate::{
+    config::{Attach, Config, Target},
+    error::Error,
+    facts::{self, HostLink, Units},
+};
+
+/// How long an ADD waits for the DEL of the pod that had the NIC before: the kubelet frees a unit before
+/// it calls DEL.
+const DEL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The NICs that a network moves, returned and locked: no other process moves them meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct OwnNics {
+    _lock: Option<Lock>,
+    /// By NIC, the name that it is to have on the host, where it has another one at present.
+    pub true_names: Vec<Option<Name>>,
+}
+
+impl OwnNics {
+    /// # Errors
+    /// Code 11 when a pod that is there has one, it has not arrived yet, or another attachment holds its
+    /// lock too long.
+    pub(crate) fn take(node: &mut Node, config: &Config, units: &Units) -> Result<OwnNics, Error> {
+        let mut own = OwnNics::default();
+        if config.attach != Attach::Move {
+            return Ok(own);
+        }
+        let mut identities = Vec::new();
+        for unit in &units.nics {
+            let target = facts::move_target(config, unit.as_ref())?;
+            own.true_names
+                .push(reclaim_nic(node, &target, config.port)?);
+            // Whatever is wrong with the request is for the facts to say.
+            if let Some(nic) = find(node, &target, config.port)? {
+                identities.push(Identity::on(&node.roots, &nic));
+            }
+        }
+        own._lock = Some(node.journal.lock_all(&identities, Sharing::Exclusive)?);
+        Ok(own)
+    }
+}
+
+/// The NIC on the host.
+fn find(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Option<Link>, Error> {
+    match facts::name_of(&node.roots, target, port) {
+        Ok(name) => Ok(link::get(
+            &mut node.netns.socket,
+            By::Name(name.as_bytes()),
+        )?),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Undoes the attachment that has a NIC, if it is over. Returns the NIC's name on the host, where another
+/// netdev has that at present.
+fn reclaim_nic(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Option<Name>, Error> {
+    let started = Instant::now();
+    let mut is_undone = false;
+    loop {
+        let found = match find(node, target, port)? {
+            Some(nic) => claimant(node, &Identity::on(&node.roots, &nic))?,
+            None => holder(node, target)?,
+        };
+        let Some((key, record, moved)) = found else {
+            return Ok(None);
+        };
+        if moved.returned == Some(Defect::Name) && is_undone {
+            // This attachment gives it the name, should it be free then.
+            forget(node, &key, record, &moved)?;
+            return Ok(Some(moved.host.name));
+        }
+        if moved.returned.is_some() || living(&record)?.is_none() {
+            is_undone |= reclaim::undo(node, &key, &record, restore::RETURN_TIMEOUT)?;
+            continue;
+        }
+        let left = DEL_TIMEOUT.saturating_sub(started.elapsed());
+        let is_forgotten = node.journal.wait_until_forgotten(&key, left);
+        let is_forgotten = is_forgotten.map_err(|e| {
+            Error::new(
+                Code::Io,
+                format!("wait for the DEL of {}: {e}", record.owner()),
+            )
+        })?;
+        if !is_forgotten {
+            let (name, owner) = (&moved.host.name, record.owner());
+            let what = format!("netdev {name} is in use by {owner}");
+            return Err(Error::new(Code::TryAgain, what)
+                .with_details("it returns to the host when that pod is deleted"));
+        }
+    }
+}
+
+/// Ends an attachment's part of a netdev that is back on the host without its name.
+fn forget(node: &Node, key: &Key, mut record: Record, moved: &Move) -> Result<(), Error> {
+    let identity = moved.host.identity.key();
+    let is_it = |part: &Part| {
+        part.moved()
+            .is_some_and(|one| one.host.identity.key() == identity)
+    };
+    record.parts.retain(|part| !is_it(part));
+    match record.parts.is_empty() {
+        true => node.journal.forget(key)?,
+        false => node.journal.replace(key, &record)?,
+    }
+    node.journal.release(&moved.host.identity)
+}
+
+/// The attachment of this boot that has the netdev a target means, by all records: for a netdev that is
+/// not on the host.
+pub(crate) fn holder(node: &Node, target: &Target) -> Result<Option<(Key, Record, Move)>, Error> {
+    for (key, record) in node.records()? {
+        if !node.is_of_this_boot(&record.boot) {
+            continue;
+        }
+        let mut moved = record.parts.iter().filter_map(Part::moved);
+        if let Some(moved) = moved.find(|moved| target.means(moved)).cloned() {
+            return Ok(Some((key, record, moved)));
+        }
+    }
+    Ok(None)
+}
+
+/// The attachment of this boot that has claimed a netdev, if it is in the journal.
+fn claimant(node: &Node, identity: &Identity) -> Result<Option<(Key, Record, Move)>, Error> {
+    let Some(claim) = node.journal.claim(identity)? else {
+        return Ok(None);
+    };
+    let key = Key::parse(&claim.owner).filter(|_| node.is_of_this_boot(&claim.boot));
+    let Some((key, ..)) = key else {
+        return Ok(None);
+    };
+    let Some(record) = node.journal.read(&key)? else {
+        return Ok(None);
+    };
+    let of_identity = |moved: &&Move| moved.host.identity.key() == identity.key();
+    let moved = record.parts.iter().filter_map(Part::moved);
+    let moved = moved.clone().find(of_identity).cloned();
+    Ok(moved.map(|moved| (key, record, moved)))
+}
+
+/// Keeps the netdevs of children from being moved until the children are made, and refuses one that an
+/// attachment moved into its pod: the pod can send it back to the host under any name, MAC address and
+/// alias.
+///
+/// # Errors
+/// Code 11 with the attachment; the claim cannot be read.
+pub(crate) fn keep_parents(node: &Node, parents: &[&HostLink]) -> Result<Lock, Error> {
+    let on_host = parents
+        .iter()
+        .map(|host| Identity::on(&node.roots, &host.link));
+    let identities: Vec<Identity> = on_host.collect();
+    let lock = node.journal.lock_all(&identities, Sharing::Shared)?;
+    for (host, identity) in parents.iter().zip(&identities) {
+        let Some((_, record, moved)) = claimant(node, identity)? else {
+            continue;
+        };
+        let what = match moved.returned {
+            Some(Defect::Child) => moved.left_child(&record),
+            _ => format!(
+                "netdev {} is {}, which belongs to {}",
+                host.link.name,
+                moved.host.name,
+                record.owner()
+            ),
+        };
+        return Err(Error::new(Code::TryAgain, what)
+            .with_details("it can be used when the attachment is undone, by DEL or the daemon"));
+    }
+    Ok(lock)
+}
+
+impl Target {
+    /// Whether the netdev that was moved for a part of an attachment is the one that is meant. Pure.
+    fn means(&self, moved: &Move) -> bool {
+        let (host, rdma) = (&moved.host, &moved.rdma);
+        let stands_on = |device: &str| host.identity.bus_device.as_deref() == Some(device);
+        match self {
+            Target::Name(name) => {
+                host.name == *name || host.has_altname(&Name::from(name.as_str()))
+            }
+            Target::Mac(mac) => {
+                let mac = mac.to_string();
+                host.mac() == mac || host.identity.permanent_mac.as_ref() == Some(&mac)
+            }
+            Target::Hca(HcaId::NodeGuid(guid)) => {
+                let guid = guid.to_string();
+                let by_guid = rdma.iter().any(|d| d.node_guid.as_ref() == Some(&guid));
+                by_guid
+                    || moved
+                        .hcas
+                        .contains(&format!("guid-{}", guid.replace(':', "")))
+            }
+            Target::Hca(hca) => {
+                let hca = hca.to_string();
+                moved.hcas.contains(&hca) || stands_on(&hca)
+            }
+            Target::KernelPath(path) => path.split('/').next_back().is_some_and(stands_on),
+            Target::RdmaDevice(name) => rdma.iter().any(|device| device.name == *name),
+        }
+    }
+}
