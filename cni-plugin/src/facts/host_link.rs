@@ -243,10 +243,14 @@ mod tests {
         }
         // What is not known is not matched.
         assert!(!selected(1, |s, w| s.vendors = w, "15b3"));
+        let named = Link {
+            name: "eth1".into(),
+            ..Link::default()
+        };
         let none = Allow {
             netdevs: Some(Vec::new()),
             ..Allow::default()
         };
-        assert!(!is_selected(&host, &Link::default(), &[], &none).unwrap());
+        assert!(!is_selected(&host, &named, &[], &none).unwrap());
     }
 }
