@@ -17,13 +17,19 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::OnceLock,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cni_wire::{AttachmentId, Code, ContainerId, IfName};
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, fallocate},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::inotify::{AddWatchFlags, InitFlags, Inotify},
+};
 use node::trust;
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
@@ -309,6 +315,41 @@ impl Journal {
     pub fn forget(&self, key: &Key) -> Result<(), Error> {
         remove(&self.attachments().join(format!("{NEW}{}", key.0)))?;
         remove(&self.attachments().join(&key.0))
+    }
+
+    /// Waits at most for `timeout` until an attachment's record is gone. False when it is still there.
+    ///
+    /// # Errors
+    /// The directory cannot be watched: root has no inotify instances left, or as the kernel says.
+    pub fn wait_until_forgotten(&self, key: &Key, timeout: Duration) -> io::Result<bool> {
+        let deadline = Instant::now() + timeout;
+        let directory = self.attachments();
+        let path = directory.join(&key.0);
+        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        match watch.add_watch(&directory, AddWatchFlags::IN_DELETE) {
+            // Without a directory there is no record.
+            Err(Errno::ENOENT) => return Ok(true),
+            watched => watched?,
+        };
+        // Watched before it is looked for, so no removal is missed. The end of the directory is an
+        // event as well.
+        loop {
+            if !fs::exists(&path)? {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], left) {
+                Ok(0) => return Ok(false),
+                Ok(_) => {}
+                Err(Errno::EINTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            match watch.read_events() {
+                Ok(_) | Err(Errno::EAGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// The names of all records.
