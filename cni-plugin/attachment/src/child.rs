@@ -89,7 +89,7 @@ fn delete(socket: &mut Socket, child: &Child, scope: LinkScope) -> netlink::Resu
 
 /// Whether a link is the child: by its index, which was chosen for it and which its namespace cannot
 /// change, its kind and the link below it. Pure.
-fn is_it(link: &Link, child: &Child, scope: LinkScope) -> bool {
+pub(crate) fn is_it(link: &Link, child: &Child, scope: LinkScope) -> bool {
     let kind = link.kind.as_ref().map(ToString::to_string);
     // Where both indexes are one number and both links are in one namespace, or of IPoIB, the
     // kernel leaves it out (`nla_put_iflink()`).
