@@ -22,8 +22,8 @@ cases! {
 
 /// The limit of the wait.
 const WAIT: Duration = Duration::from_secs(3);
-/// Less than this is not a wait, on a busy machine.
-const AT_ONCE: Duration = Duration::from_millis(1500);
+/// Beside the limit, on a busy machine.
+const SLACK: Duration = Duration::from_millis(500);
 
 fn pod_named(name: &str) -> Pod {
     Pod {
@@ -97,12 +97,10 @@ impl Pair {
 fn follows() -> Result<()> {
     let pair = Pair::new()?;
     pair.socket.forget(&pod_named("a"));
-    let started = Instant::now();
     let adding = pair.start("b", "ADD")?;
     sleep(Duration::from_secs(1));
     answer_of(&pair.call("a"), "DEL", &pair.network)?.success()?;
     adding.answer()?.success().context("the first ADD")?;
-    ensure!(started.elapsed() < WAIT, "took {:?}", started.elapsed());
     pair.b.ip("link show net1").context("pod b has no NIC")?;
     // What the next DEL restores is the host's state, not pod a's.
     answer_of(&pair.call("b"), "DEL", &pair.network)?.success()?;
@@ -117,16 +115,13 @@ fn is_late() -> Result<()> {
     let pair = Pair::new()?;
     pair.socket.forget(&pod_named("a"));
     let took = pair.refused()?;
-    ensure!(
-        took > WAIT - Duration::from_millis(200) && took < WAIT + AT_ONCE,
-        "took {took:?}"
-    );
+    ensure!(took > WAIT - SLACK && took < 3 * WAIT, "took {took:?}");
     Ok(())
 }
 
 /// The kubelet says that the earlier pod has the unit as well: no DEL of it is to be expected.
 fn is_held() -> Result<()> {
     let took = Pair::new()?.refused()?;
-    ensure!(took < AT_ONCE, "took {took:?}");
+    ensure!(took < WAIT - SLACK, "took {took:?}");
     Ok(())
 }
