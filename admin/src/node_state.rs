@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use attachment::listing::Attachment;
+use attachment::listing::{Attachment, Presence};
 use clap::Args;
 use hca::topology::{Machine, gpu};
 use hca::{Host, UnitId};
@@ -251,15 +251,36 @@ impl NodeState {
             missing("the journal", self.attachments.as_ref().err()),
             missing("the leases", self.leases.as_ref().err()),
         ];
-        let attachments = self.attachments.iter().flatten().filter_map(|one| {
-            let (pod, why) = (
-                one.pod.as_deref().unwrap_or(&one.container),
-                one.warning.as_ref()?,
-            );
+        let attachments = self.attachments.iter().flatten();
+        let warnings = attachments.clone().filter_map(|one| {
+            let (pod, why) = (owner(one), one.warning.as_ref()?);
             Some(format!("{pod} when it was attached: {why}"))
         });
+        let gone = attachments
+            .clone()
+            .filter(|one| one.presence == Some(Presence::Gone))
+            .map(|one| {
+                let (pod, interface) = (owner(one), &one.interface);
+                format!(
+                    "{pod}: {interface} is gone from the pod. Delete the pod; its controller makes a \
+                     new one"
+                )
+            });
+        let mut unread: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for one in attachments {
+            if let Some(Presence::Unknown(why)) = &one.presence {
+                let name = format!("{} ({})", owner(one), one.interface);
+                unread.entry(why).or_default().push(name);
+            }
+        }
+        let unread = unread.into_iter().map(|(why, which)| {
+            let which = which.join(", ");
+            format!("whether these are still in their pods is unknown, because {why}: {which}")
+        });
         (missing.into_iter().flatten())
-            .chain(attachments)
+            .chain(warnings)
+            .chain(gone)
+            .chain(unread)
             .chain(self.notes.iter().cloned())
             .chain(self.misaligned.values().cloned())
             .collect()
@@ -271,6 +292,11 @@ impl NodeState {
         let daemon = daemon.flat_map(|daemon| daemon.unready.iter().chain(&daemon.notes));
         self.gaps().into_iter().chain(daemon.cloned()).collect()
     }
+}
+
+/// Whose attachment it is, for people.
+fn owner(attachment: &Attachment) -> &str {
+    attachment.pod.as_deref().unwrap_or(&attachment.container)
 }
 
 /// GPUs and NICs of a host, and what IDs of GPUs mean there.

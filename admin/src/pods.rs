@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use attachment::listing::Presence;
 use attachment::node::now;
 use clap::Args;
 use cni_wire::text::printable;
@@ -73,6 +74,9 @@ pub(crate) struct Row {
     pub netns: Option<String>,
     /// `alive`, `gone` or `unknown`.
     pub netns_state: Option<String>,
+    /// Whether the pod has the interface, by the kernel: `present`, `gone` or `unknown`; `None` where it
+    /// should not.
+    pub interface_state: Option<String>,
     /// Unix seconds of the ADD.
     pub created: Option<u64>,
     /// Seconds since the ADD by the node's clock; `None` where the clock says that it is still to come.
@@ -154,7 +158,7 @@ fn rows(state: &NodeState, now: u64) -> Vec<Row> {
     for attachment in state.attachments.iter().flatten() {
         let hcas = state.hcas(attachment);
         // The kubelet lists a pod that lives: one of that name whose namespace is gone is another one.
-        let is_gone = attachment.netns_state == "gone";
+        let is_gone = attachment.netns_state == GONE;
         let is_free = |row: &Row| {
             !is_gone
                 && row.pod.is_some()
@@ -187,6 +191,12 @@ fn rows(state: &NodeState, now: u64) -> Vec<Row> {
         row.addresses = state.addresses(attachment);
         row.netns = Some(attachment.netns.clone());
         row.netns_state = Some(attachment.netns_state.to_owned());
+        let state = |presence: &Presence| match presence {
+            Presence::Present => "present".to_owned(),
+            Presence::Gone => GONE.to_owned(),
+            Presence::Unknown(_) => UNKNOWN.to_owned(),
+        };
+        row.interface_state = attachment.presence.as_ref().map(state);
         row.created = Some(attachment.created);
         row.age_seconds = now.checked_sub(attachment.created);
         rows.extend(is_own.then_some(own));
@@ -206,6 +216,10 @@ fn is_of_pool(state: &NodeState, row: &Row, hcas: &BTreeSet<String>) -> bool {
         })
 }
 
+/// States of a namespace and of an interface.
+const GONE: &str = "gone";
+const UNKNOWN: &str = "unknown";
+
 /// Columns of [`columns`].
 pub(crate) const HEADER: &str =
     "POD  CONTAINER  RESOURCE  HCA  GPUS  INTERFACE  KIND  ADDRESSES  AGE";
@@ -223,9 +237,12 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
         gpus += " (misaligned)";
     }
     let mut interface = row.interface.clone().unwrap_or_default();
-    if row.netns_state.as_deref() == Some("gone") {
-        interface += " (orphaned)";
-    }
+    interface += match (row.netns_state.as_deref(), row.interface_state.as_deref()) {
+        (Some(GONE), _) => " (orphaned)",
+        (_, Some(GONE)) => " (gone from the pod)",
+        (_, Some(UNKNOWN)) => " (unknown)",
+        _ => "",
+    };
     let since = |_| age(row.age_seconds.map_or(-1, u64::cast_signed));
     vec![
         optional(row.pod.as_deref()),
@@ -313,6 +330,7 @@ mod tests {
             hcas: BTreeSet::new(),
             netns: "/proc/7/ns/net".into(),
             netns_state: "alive",
+            presence: Some(Presence::Present),
             created: 0,
             warning: None,
         }
@@ -475,7 +493,8 @@ mod tests {
             };
             let dead = Attachment {
                 hcas: ["0000:3b:00.0".to_owned()].into(),
-                netns_state: "gone",
+                netns_state: GONE,
+                presence: None,
                 created: 100,
                 container: "dead".into(),
                 ..attachment("a", "net1", "ens1")
@@ -522,6 +541,27 @@ mod tests {
         };
         assert_eq!(of("ens2").len(), 1);
         assert_eq!(of("eth9").len(), 2);
+    }
+
+    #[test]
+    fn an_interface_that_is_not_in_its_pod_is_marked() {
+        let of = |presence| {
+            let one = Attachment {
+                presence: Some(presence),
+                ..attachment("a", "net1", "ens2")
+            };
+            let state = state(Vec::new(), vec![one]);
+            (columns(&rows(&state, 0)[0])[5].clone(), state.gaps())
+        };
+        let (cell, notes) = of(Presence::Gone);
+        assert_eq!(cell, "net1 (gone from the pod)");
+        assert!(notes[0].starts_with("ml/a: net1 is gone from the pod"));
+        let (cell, notes) = of(Presence::Unknown("it is locked".into()));
+        assert_eq!(cell, "net1 (unknown)");
+        let note =
+            "whether these are still in their pods is unknown, because it is locked: ml/a (net1)";
+        assert_eq!(notes, [note]);
+        assert_eq!(of(Presence::Present), ("net1".into(), Vec::new()));
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub struct Files {
 pub fn read(places: &Places) -> Files {
     hca::host::show(&places.policy);
     let node_name = places.node.clone();
-    let node = match Node::open_for_release(places, "status".into()) {
+    let mut node = match Node::open_for_release(places, "status".into()) {
         Ok(node) => node,
         Err(error) => {
             let error = error.to_string();
@@ -52,7 +52,7 @@ pub fn read(places: &Places) -> Files {
         .map(|(records, complaints)| {
             notes.extend(complaints);
             let of_record = |(_, record): &(_, Record)| {
-                let (all, unknown) = Attachment::all_of(record, &node);
+                let (all, unknown) = Attachment::all_of(record, &mut node);
                 notes.extend(unknown.map(|why| {
                     let owner = record.owner();
                     format!("{owner}: which interface has which address is unknown: {why}")

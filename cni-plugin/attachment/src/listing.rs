@@ -1,18 +1,32 @@
-//! What this node's pods have of it, by the journal, for people and for `status`.
+//! What this node's pods have of it, for people: by the journal, and by the kernel whether it is so.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use netlink::{
+    Namespace,
+    link::{self, Link},
+};
 use node::identity::is_other_boot;
 
 use crate::{
     addresses,
     error::Error,
-    journal::{Key, Record},
+    journal::{self, Key, Record},
+    netdev::identity::LinkScope,
     node::Node,
-    part::Part,
-    reclaim::{Netns, netns},
+    part::{Move, Part},
+    reclaim::{Netns, in_host_namespace, netns},
 };
+
+/// Whether an interface is in its pod, by the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Presence {
+    Present,
+    Gone,
+    /// Not known; the reason.
+    Unknown(String),
+}
 
 /// One interface of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +51,9 @@ pub struct Attachment {
     pub netns: String,
     /// `alive`, `gone` or `unknown`.
     pub netns_state: &'static str,
+    /// `None` where the pod should not have it: its namespace is gone, the netdev has returned, or the
+    /// interface is another plugin's.
+    pub presence: Option<Presence>,
     /// Unix seconds of the ADD.
     pub created: u64,
     /// Why the interface may have no carrier, where the ADD knew that.
@@ -44,11 +61,15 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// What a record says, one entry for each interface, and why it is not known which of them has
-    /// which address.
+    /// What a record says, compared with the kernel, one entry for each interface, and why it is not
+    /// known which of them has which address. Reads the links of the pod.
     #[must_use]
-    pub fn all_of(record: &Record, node: &Node) -> (Vec<Self>, Option<cni_wire::Error>) {
-        let netns_state = fate(record, &node.roots.proc, &node.boot);
+    pub fn all_of(record: &Record, node: &mut Node) -> (Vec<Self>, Option<cni_wire::Error>) {
+        let (netns_state, unknown) = fate(record, &node.roots.proc, &node.boot);
+        let links = match netns_state {
+            "gone" => None,
+            _ => Some(links(node, &record.netns).map_err(|why| unknown.map_or(why, str::to_owned))),
+        };
         let (positions, unknown) = match addresses::positions(node, record) {
             Ok(positions) => (positions, None),
             Err(error) => (Some(Vec::new()), Some(error)),
@@ -59,7 +80,10 @@ impl Attachment {
                 let own = own.filter(|(_, position)| **position == interface);
                 own.map(|(number, _)| number).collect()
             });
-            Self::of(record, part, netns_state, numbers)
+            Self {
+                presence: links.as_ref().and_then(|links| presence(part, links)),
+                ..Self::of(record, part, netns_state, numbers)
+            }
         };
         let all = record.parts.iter().enumerate();
         (all.map(of).collect(), unknown)
@@ -83,22 +107,72 @@ impl Attachment {
             hcas: part.hcas().map(str::to_owned).collect(),
             netns: record.netns.path.clone(),
             netns_state,
+            presence: None,
             created: record.created,
             warning: part.child().and_then(|child| child.warning.clone()),
         }
     }
 }
 
-/// What became of the attachment's namespace.
-fn fate(record: &Record, proc: &Path, boot: &str) -> &'static str {
+/// What became of the attachment's namespace; where that is not known, why.
+fn fate(record: &Record, proc: &Path, boot: &str) -> (&'static str, Option<&'static str>) {
     if is_other_boot(&record.boot, boot) {
-        return "gone";
+        return ("gone", None);
     }
     match netns(&record.netns, proc) {
-        Netns::Present => "alive",
-        Netns::Gone => "gone",
-        Netns::Unknown(_) => "unknown",
+        Netns::Present => ("alive", None),
+        Netns::Gone => ("gone", None),
+        Netns::Unknown(why) => ("unknown", Some(why)),
     }
+}
+
+/// The links of a pod as the host's socket reports them, with whose they are.
+type PodLinks = (Vec<Link>, LinkScope);
+
+fn links(node: &mut Node, of: &journal::Netns) -> Result<PodLinks, String> {
+    in_host_namespace(&node.roots)?;
+    // What a runtime calls /var/run is /run alone in a container (`node::netns`).
+    let other = of.path.strip_prefix("/var/run/");
+    let other = other.map(|rest| format!("/run/{rest}"));
+    let paths = [Some(of.path.clone()), other];
+    for path in paths.into_iter().flatten() {
+        let pod = Namespace::open(Path::new(&path)).map_err(|error| error.to_string())?;
+        let is_it = |pod: &Namespace| (pod.id().device, pod.id().inode) == (of.device, of.inode);
+        if let Some(pod) = pod.filter(is_it) {
+            return read_links(node, &pod).map_err(|error| error.to_string());
+        }
+    }
+    Err(format!("{} is not the pod's network namespace", of.path))
+}
+
+fn read_links(node: &mut Node, pod: &Namespace) -> netlink::Result<PodLinks> {
+    let (socket, host) = (&mut node.netns.socket, &node.netns.namespace);
+    let number = link::namespace_number(socket, pod)?;
+    let links = link::list_in(socket, number)?;
+    // The answer numbers the host's namespace, if a link of the pod stands on one of the host.
+    Ok((links, LinkScope::of(socket, pod, host)?))
+}
+
+/// Whether a part's interface is among the links of its pod. Pure.
+fn presence(part: &Part, links: &Result<PodLinks, String>) -> Option<Presence> {
+    let is_returned = |moved: &Move| moved.returned.is_some();
+    if part.interface().is_none() || part.moved().is_some_and(is_returned) {
+        return None;
+    }
+    let (links, scope) = match links {
+        Ok((links, scope)) => (links, *scope),
+        Err(why) => return Some(Presence::Unknown(why.clone())),
+    };
+    let found = match part {
+        Part::Move(moved) => moved.host.identity.find(links, scope).map(|link| link.is_some()),
+        Part::Child(child) => Ok(links.iter().any(|link| child.is(link, scope))),
+        Part::RdmaOnly(_) => return None,
+    };
+    Some(match found {
+        Ok(true) => Presence::Present,
+        Ok(false) => Presence::Gone,
+        Err(several) => Presence::Unknown(several.to_string()),
+    })
 }
 
 /// Records, and what is to be said of those that cannot be used.

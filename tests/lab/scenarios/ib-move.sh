@@ -47,6 +47,7 @@ rping_between() {
 	wait $!
 }
 address=()
+modes=(datagram connected)
 
 for mode in shared exclusive; do
 	step "$mode"
@@ -56,8 +57,8 @@ for mode in shared exclusive; do
 		wait_for 30 rdma system set netns exclusive
 		make_fabric
 	fi
-	rail ib0 0 mode datagram umcast 1
-	rail ib1 1 mode connected umcast 0
+	rail ib0 0 mode "${modes[0]}" umcast 1
+	rail ib1 1 mode "${modes[1]}" umcast 0
 	before=$(whole_state)
 	for pod in 0 1; do
 		ip netns add pod$pod
@@ -72,6 +73,8 @@ for mode in shared exclusive; do
 			"$(in_pod $pod cat /sys/class/net/net1/address)" "$(jq -r '.interfaces[0].mac' <<<"$result")"
 		contains "$mode: which ends in the port's GUID" "52:54:00:ff:fe:00:01:0$pod\$|50:54:00:ff:fe:00:01:0$pod\$" \
 			"$(in_pod $pod cat /sys/class/net/net1/address)"
+		contains "$mode: it has the MTU that it had" 'mtu 2044 ' "$(in_pod $pod ip -o link show net1)"
+		contains "$mode: and the mode" "mode +${modes[pod]}" "$(in_pod $pod ip -d -o link show net1)"
 		check "$mode: CHECK agrees" cni rdma-netdev CHECK pod$pod pod$pod net1 \
 			"$(jq -c --argjson result "$result" '. + {prevResult: $result}' <<<"$(network $pod)")"
 	done

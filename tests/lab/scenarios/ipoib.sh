@@ -49,6 +49,20 @@ for mode in datagram connected; do
 done
 as_before "the host is as before" "$before"
 
+step "without the key mtu a child has its netdev's MTU"
+usual=$(cat /sys/class/net/ib0/mtu)
+ip link set ib0 mtu 1496
+for mode in datagram connected; do
+	config=$(child ib0 '{"pkey": "0x8001", "mode": "'$mode'"}')
+	pod a
+	check "$mode: ADD" cni rdma-netdev ADD a a net1 "$config"
+	contains "$mode: it has the netdev's MTU" 'mtu 1496 ' "$(info_of a)"
+	equal "$mode: the result says so" 1496 "$(jq '.interfaces[0].mtu' <<<"$checked")"
+	check "$mode: DEL" cni rdma-netdev DEL a a net1 "$config"
+	ip netns delete a
+done
+ip link set ib0 mtu "$usual"
+
 step "a new child has the address of an earlier one"
 static() { jq -c --arg address "10.62.$LAB_GUEST.$1/24" '.cniVersion = "1.0.0" | .ipam = {type: "static", addresses: [{address: $address}]}' <<<"$(child "$2" '{"pkey": "0x8001"}')"; }
 pod a

@@ -25,6 +25,12 @@ pub(crate) const CASES: &[Case] = &[
         Macvlan
     ),
     case!(
+        an_interface_that_its_pod_lost_is_shown_as_gone,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
         reclaim_gives_a_nic_its_name_as_soon_as_that_is_free,
         Root,
         Netns
@@ -176,6 +182,86 @@ fn attachments_are_listed_and_the_dead_ones_reclaimed() -> Result<()> {
 
     let call = host.call(&pods[2], "alive", "net1");
     call.run("DEL", config.to_string().as_bytes())?.success()?;
+    assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
+    Ok(())
+}
+
+/// What `rdmactl pods`, started by `runner`, prints.
+fn pods_as_text(mut runner: Command, host: &CniHost) -> Result<String> {
+    runner
+        .arg(product("rdmactl")?)
+        .arg("pods")
+        .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"));
+    Ok(String::from_utf8(runner.output()?.stdout)?)
+}
+
+/// By the kernel, of children and of moved NICs, wherever in the table: what the journal says is older.
+fn an_interface_that_its_pod_lost_is_shown_as_gone() -> Result<()> {
+    let host = CniHost::new()?;
+    host.add_nic("nic1", "peer1")?;
+    let child = host.config(&json!({"attach": "macvlan", "master": "nic0"}));
+    let moved = host.config(&json!({"attach": "move", "device": "nic1"}));
+    let pods = [host.pod()?, host.pod()?, host.pod()?];
+    for (pod, (container, config)) in
+        pods.iter()
+            .zip([("deleted", &child), ("renamed", &child), ("moved", &moved)])
+    {
+        let arguments = format!("K8S_POD_NAMESPACE=ml;K8S_POD_NAME={container}");
+        let call = host.call(pod, container, "net1").env("CNI_ARGS", arguments);
+        call.run("ADD", config.to_string().as_bytes())?.success()?;
+    }
+    let states = || -> Result<String> {
+        let all = listed(&host)?;
+        let shown = all
+            .iter()
+            .map(|one| format!("{}={}", one["sandbox"], one["interfaceState"]));
+        Ok(shown.collect::<Vec<_>>().join(" ").replace('"', ""))
+    };
+    ensure!(
+        states()? == "deleted=present moved=present renamed=present",
+        "{}",
+        states()?
+    );
+    pods[0].ip("link del net1")?;
+    pods[1].ip("link set net1 down")?;
+    pods[1].ip("link set net1 name other")?;
+    // Another link under the name and on another master is not it.
+    pods[0].ip("link add net1 type veth peer name net2")?;
+    ensure!(
+        states()? == "deleted=gone moved=present renamed=present",
+        "{}",
+        states()?
+    );
+    pods[2].ip("link del net1")?;
+    // The daemon's container, where kubectl rdma runs it, has this capability only.
+    let mut contained = host.netns.command("setpriv");
+    contained.args(["--bounding-set", "-all,+net_admin"]);
+    let text = pods_as_text(contained, &host)?;
+    ensure!(
+        text.matches("net1 (gone from the pod)").count() == 2,
+        "{text}"
+    );
+    let note =
+        "ml/deleted: net1 is gone from the pod. Delete the pod; its controller makes a new one";
+    ensure!(text.contains(note), "{text}");
+
+    // Where the host's links cannot be told from a pod's, nothing is claimed. `ip netns exec` would
+    // show the namespace's own /sys.
+    let mut elsewhere = Command::new("nsenter");
+    elsewhere.arg(format!("--net={}", pods[1].path().display()));
+    let text = pods_as_text(elsewhere, &host)?;
+    ensure!(
+        text.matches("net1 (unknown)").count() == 3
+            && text.contains(
+                "unknown, because this process is not in the host's network namespace: ml/deleted"
+            ),
+        "{text}"
+    );
+    for (pod, container) in pods.iter().zip(["deleted", "renamed", "moved"]) {
+        let config = if container == "moved" { &moved } else { &child };
+        let call = host.call(pod, container, "net1");
+        call.run("DEL", config.to_string().as_bytes())?.success()?;
+    }
     assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
     Ok(())
 }

@@ -41,6 +41,7 @@ cases! {
     a_policy_with_another_word_for_fabric_addresses_is_refused => other_word();
     an_address_that_stays_on_the_host_is_a_warning => left_behind();
     rdma_only_in_shared_mode_passes_check: Macvlan => shared_rdma_only();
+    a_master_that_is_down_is_a_warning_in_log_and_validate: Macvlan => master_down();
     what_validate_accepts_without_a_note_add_does_in_full: Macvlan => in_full();
 }
 
@@ -54,10 +55,19 @@ fn own_ipam(more: &Value) -> Value {
 
 /// Errors and notes of `rdmactl validate`.
 fn validated(scene: &Scene, network: &Value) -> Result<(Vec<String>, Vec<String>)> {
+    validated_with(scene, &[], network)
+}
+
+fn validated_with(
+    scene: &Scene,
+    flags: &[&str],
+    network: &Value,
+) -> Result<(Vec<String>, Vec<String>)> {
     let file = scene.host.directory().join("network.json");
     std::fs::write(&file, network.to_string())?;
     let file = file.to_string_lossy().into_owned();
-    let answer = scene.tool("rdmactl", &["validate", "--json", &file])?;
+    let arguments = [&["validate", "--json"], flags, &[file.as_str()]].concat();
+    let answer = scene.tool("rdmactl", &arguments)?;
     let document: Value = serde_json::from_str(&answer.stdout)
         .with_context(|| format!("{}{}", answer.stdout, answer.stderr))?;
     let list = |key: &str| {
@@ -200,6 +210,34 @@ fn noted() -> Result<()> {
         );
         scene.del_returns(&network, &before)?;
     }
+    Ok(())
+}
+
+/// The pod starts and its interface sends nothing, so people must be told what sets the master up.
+fn master_down() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.on_host(&["link set nic0 down"])?;
+    let words = ["nic0", "is down", "linkUp"];
+    let has = |text: &str| words.iter().all(|word| text.contains(word));
+    let network = scene.child();
+    let answer = added(&scene, &network)?;
+    ensure!(
+        answer.stderr.contains(" warn ") && has(&answer.stderr),
+        "the log says {:?}",
+        answer.stderr
+    );
+    answer_of(&scene.call(), "DEL", &network)?.success()?;
+    let (errors, notes) = validated_with(&scene, &["--on-host"], &network)?;
+    ensure!(
+        errors.is_empty() && notes.iter().any(|note| has(note)),
+        "{errors:?} {notes:?}"
+    );
+    // One that is up is not mentioned.
+    scene.on_host(&["link set nic0 up"])?;
+    let (_, notes) = validated_with(&scene, &["--on-host"], &scene.child())?;
+    ensure!(!notes.iter().any(|note| has(note)), "{notes:?}");
+    let answer = added(&scene, &scene.child())?;
+    ensure!(!has(&answer.stderr), "{}", answer.stderr);
     Ok(())
 }
 

@@ -35,6 +35,7 @@ modules! {
     cni_delegate,
     cni_detach,
     cni_faults,
+    cni_follow,
     cni_gc,
     cni_late,
     cni_late_faults,

@@ -56,7 +56,7 @@ pub enum LinkScope {
 }
 
 impl LinkScope {
-    /// That of the namespace `here`, of which `socket` is.
+    /// That of links of the namespace `here` which were read by `socket`.
     pub(crate) fn of(
         socket: &mut Socket,
         here: &Namespace,

@@ -396,7 +396,7 @@ impl Child {
     }
 
     /// Whether a link of a namespace is the child. Pure.
-    fn is(&self, link: &Link, scope: LinkScope) -> bool {
+    pub(crate) fn is(&self, link: &Link, scope: LinkScope) -> bool {
         // IPoIB does not report the namespace of the link below (`ipoib_get_link_ops()`).
         let is_ipoib = matches!(self.link, ChildLink::Ipoib { .. });
         self.is_like(link) && (scope.is_on_host(link) || is_ipoib && link.parent_netns.is_none())
