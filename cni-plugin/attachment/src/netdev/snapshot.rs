@@ -54,7 +54,7 @@ pub struct Message {
 }
 
 impl Message {
-    pub(super) fn of(body: &impl Emitable, text: String) -> Self {
+    pub(crate) fn of(body: &impl Emitable, text: String) -> Self {
         let mut bytes = vec![0; body.buffer_len()];
         body.emit(&mut bytes);
         Message {

@@ -1,0 +1,309 @@
+//! How an interface is set up in its pod. Decided whole before the interface exists, kept in the
+//! journal, applied in one go.
+
+use std::{borrow::Cow, fmt, net::IpAddr, path::Path, thread, time::Duration, time::Instant};
+
+use netlink::{
+    Socket, address, announce,
+    link::{self, By, Change, InetSettings, Link},
+    neighbour, route, rule, sysctl,
+};
+use netlink_packet_route::{
+    address::AddressMessage, neighbour::NeighbourMessage, route::RouteMessage, rule::RuleMessage,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::netdev::{display, replay};
+
+/// How long an IPoIB link can take to have a carrier: the subnet manager is asked for the broadcast
+/// group of its partition first.
+pub const IPOIB_CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What an interface gets once it is in the pod. In messages, index 0 stands for its index.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct InterfaceConfig {
+    /// Written before the interface comes up.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sysctls: Vec<Sysctl>,
+    #[serde(with = "messages", skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<AddressMessage>,
+    /// Permanent ones.
+    #[serde(with = "messages", skip_serializing_if = "Vec::is_empty")]
+    pub neighbours: Vec<NeighbourMessage>,
+    /// Those first through which others reach their next hop.
+    #[serde(with = "messages", skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<RouteMessage>,
+    #[serde(with = "messages", skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<RuleMessage>,
+}
+
+/// A setting below `/proc/sys/net`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sysctl {
+    /// Without the interface's name: `ipv4/conf/arp_notify`.
+    pub key: Cow<'static, str>,
+    pub value: Cow<'static, str>,
+}
+
+impl Sysctl {
+    pub const fn new(key: &'static str, value: &'static str) -> Self {
+        Sysctl {
+            key: Cow::Borrowed(key),
+            value: Cow::Borrowed(value),
+        }
+    }
+
+    /// The directory that has one for each interface, and the file in it.
+    fn group_and_file(&self) -> (&str, &str) {
+        self.key.rsplit_once('/').unwrap_or(("", &self.key))
+    }
+}
+
+impl InterfaceConfig {
+    /// Sets the interface up and returns it as it is then. Call from within the pod's namespace.
+    ///
+    /// With `arp_notify` and `ndisc_notify` the kernel announces the addresses of a link that goes up
+    /// with a carrier (`inetdev_event()`, `addrconf_dad_completed()`); for others see
+    /// [`InterfaceConfig::announce`].
+    pub fn apply(&self, socket: &mut Socket, proc: &Path, link: &Link) -> netlink::Result<Link> {
+        let (index, name) = (link.index, &link.name);
+        let mut carried = InetSettings::default();
+        let all = self
+            .sysctls
+            .iter()
+            .map(|one| (one.group_and_file(), &one.value));
+        let mut files: Vec<_> = (all.clone())
+            .filter(|((group, file), value)| !carried.add(group, file, value))
+            .collect();
+        let what = format_args!("set how {name} answers for addresses and makes them");
+        if !link::set_inet(socket, what, index, &carried)? {
+            files = all.collect();
+        }
+        for ((group, file), value) in files {
+            sysctl::write_if_there(proc, group, name, file, value)?;
+        }
+        for message in &self.addresses {
+            let mut message = message.clone();
+            message.header.index = index;
+            let what = format!("add address {} to {name}", display::address(&message));
+            address::add(socket, &what, &message)?;
+        }
+        link::change(socket, format_args!("set {name} up"), index, &Change::up())?;
+        for message in &self.neighbours {
+            let what = format!("add neighbour {} to {name}", display::neighbour(message));
+            neighbour::replace(socket, &what, &replay::neighbour(message, index))?;
+        }
+        for message in &self.routes {
+            let what = format!("add route {} through {name}", display::route(message));
+            route::append(socket, &what, &replay::route(message, 0, index))?;
+        }
+        for message in &self.rules {
+            rule::add(
+                socket,
+                &format!("add rule {}", display::rule(message)),
+                message,
+            )?;
+        }
+        let now = link::get(socket, By::Index(index))?;
+        Ok(now.unwrap_or_else(|| link.clone()))
+    }
+
+    /// Announces the addresses of a link that came up without a carrier, if it has one by now. Returns
+    /// whether neighbours were told. Without a carrier the kernel drops what is sent; when the carrier
+    /// comes, it advertises IPv6 addresses by itself (`ndisc_notify`).
+    ///
+    /// IPoIB waits for its carrier until `deadline` and is announced in any case: neighbours know its
+    /// address by its queue pair, which is new. Call from within the pod's namespace; `link` is read
+    /// anew.
+    pub fn announce(
+        &self,
+        socket: &mut Socket,
+        link: &mut Link,
+        deadline: Instant,
+    ) -> netlink::Result<bool> {
+        if self.addresses.is_empty() || link.carrier && !link.is_infiniband() {
+            return Ok(true);
+        }
+        loop {
+            if let Some(now) = link::get(socket, By::Index(link.index))? {
+                *link = now;
+            }
+            if link.carrier || !link.is_infiniband() || Instant::now() >= deadline {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        if link.carrier {
+            // Closing a packet socket waits for all processors (`packet_release()`), some 10 ms.
+            let addresses: Vec<IpAddr> = self.addresses.iter().filter_map(address::own).collect();
+            announce::announce(link, &addresses)?;
+        }
+        Ok(link.carrier)
+    }
+}
+
+impl fmt::Display for InterfaceConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Sysctl { key, value } in &self.sysctls {
+            write!(f, "; {key}={value}")?;
+        }
+        for address in &self.addresses {
+            write!(f, "; address {}", display::address(address))?;
+        }
+        for neighbour in &self.neighbours {
+            write!(f, "; neighbour {}", display::neighbour(neighbour))?;
+        }
+        for route in &self.routes {
+            write!(f, "; route {}", display::route(route))?;
+        }
+        for rule in &self.rules {
+            write!(f, "; rule {}", display::rule(rule))?;
+        }
+        Ok(())
+    }
+}
+
+/// Kernel messages, each with its text for the person who reads the journal.
+mod messages {
+    use netlink_packet_core::{Emitable, Parseable};
+    use netlink_packet_route::{
+        address::AddressMessage, neighbour::NeighbourMessage, route::RouteMessage,
+        rule::RuleMessage,
+    };
+    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
+
+    use crate::netdev::{display, snapshot::Message};
+
+    pub(super) trait Text {
+        fn text(&self) -> String;
+    }
+
+    impl Text for AddressMessage {
+        fn text(&self) -> String {
+            display::address(self)
+        }
+    }
+
+    impl Text for NeighbourMessage {
+        fn text(&self) -> String {
+            display::neighbour(self)
+        }
+    }
+
+    impl Text for RouteMessage {
+        fn text(&self) -> String {
+            display::route(self)
+        }
+    }
+
+    impl Text for RuleMessage {
+        fn text(&self) -> String {
+            display::rule(self)
+        }
+    }
+
+    pub(super) fn serialize<T: Emitable + Text, S: Serializer>(
+        messages: &[T],
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_seq(messages.iter().map(|one| Message::of(one, one.text())))
+    }
+
+    pub(super) fn deserialize<'de, T: Parseable<[u8]>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<T>, D::Error> {
+        let messages = Vec::<Message>::deserialize(from)?;
+        let parsed = messages.iter().map(Message::parse);
+        parsed.collect::<Result<_, _>>().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::{
+        AddressFamily,
+        address::{AddressAttribute, AddressFlags},
+        neighbour::{NeighbourAddress, NeighbourAttribute},
+        route::{RouteAddress, RouteAttribute, RouteFlags, RouteMetric, RouteVia},
+        rule::RuleAttribute,
+    };
+    use serde_json::json;
+
+    use super::*;
+
+    fn config() -> InterfaceConfig {
+        let mut address = AddressMessage::default();
+        address.header.family = AddressFamily::Inet6;
+        address.header.prefix_len = 64;
+        address.attributes = vec![
+            AddressAttribute::Address("fd00::5".parse().unwrap()),
+            AddressAttribute::Flags(AddressFlags::Nodad),
+        ];
+        let mut neighbour = NeighbourMessage::default();
+        neighbour.header.family = AddressFamily::Inet;
+        neighbour.attributes = vec![
+            NeighbourAttribute::Destination(NeighbourAddress::Inet([10, 0, 0, 2].into())),
+            NeighbourAttribute::LinkLayerAddress(vec![2, 0, 0, 0, 0, 2]),
+        ];
+        let mut route = RouteMessage::default();
+        route.header.address_family = AddressFamily::Inet;
+        route.header.destination_prefix_length = 8;
+        route.header.flags = RouteFlags::Onlink;
+        route.attributes = vec![
+            RouteAttribute::Destination(RouteAddress::Inet([10, 0, 0, 0].into())),
+            RouteAttribute::Oif(0),
+            RouteAttribute::Table(1 << 24),
+            RouteAttribute::Metrics(vec![RouteMetric::Mtu(4200)]),
+            RouteAttribute::Via(RouteVia::Inet6("fe80::1".parse().unwrap())),
+        ];
+        let mut rule = RuleMessage::default();
+        rule.header.family = AddressFamily::Inet;
+        rule.header.src_len = 32;
+        rule.attributes = vec![
+            RuleAttribute::Source("10.0.0.5".parse().unwrap()),
+            RuleAttribute::Table(1 << 24),
+            RuleAttribute::Priority(1000),
+        ];
+        InterfaceConfig {
+            sysctls: vec![Sysctl::new("ipv4/conf/arp_notify", "1")],
+            addresses: vec![address],
+            neighbours: vec![neighbour],
+            routes: vec![route],
+            rules: vec![rule],
+        }
+    }
+
+    #[test]
+    fn the_journal_shows_and_keeps_each_message() {
+        let written = serde_json::to_value(config()).unwrap();
+        let read: InterfaceConfig = serde_json::from_value(written.clone()).unwrap();
+        assert_eq!(read, config());
+        assert_eq!(
+            written["sysctls"],
+            json!([{"key": "ipv4/conf/arp_notify", "value": "1"}])
+        );
+        for (key, text) in [
+            ("addresses", "fd00::5/64"),
+            ("neighbours", "10.0.0.2 at 02:00:00:00:00:02"),
+            ("routes", "10.0.0.0/8 via fe80::1 table 16777216"),
+            ("rules", "1000: from 10.0.0.5/32 lookup 16777216"),
+        ] {
+            assert_eq!(written[key][0]["text"], text);
+        }
+        let empty = serde_json::to_value(InterfaceConfig::default()).unwrap();
+        assert_eq!(empty, json!({}));
+        assert!(serde_json::from_value::<InterfaceConfig>(json!({"adresses": []})).is_err());
+        let damaged = json!({"rules": [{"text": "", "message": "zz"}]});
+        assert!(serde_json::from_value::<InterfaceConfig>(damaged).is_err());
+    }
+
+    #[test]
+    fn an_interface_is_shown_as_people_write_it() {
+        assert_eq!(
+            config().to_string(),
+            "; ipv4/conf/arp_notify=1; address fd00::5/64; neighbour 10.0.0.2 at 02:00:00:00:00:02; \
+             route 10.0.0.0/8 via fe80::1 table 16777216; rule 1000: from 10.0.0.5/32 lookup 16777216"
+        );
+    }
+}
