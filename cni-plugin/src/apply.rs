@@ -1,41 +1,24 @@
 //! Making what a plan says: every change that an ADD makes outside the journal and the lease store.
 //! What fails here is undone from the journal's record, not step by step.
 
-use std::{
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use attachment::{
     child,
     netdev::{
-        display,
         identity::{Identity, LinkScope},
-        replay, restore,
+        restore,
     },
     node::HostNetns,
 };
 use cni_wire::Code;
 use hca::MacAddress;
 use netlink::{
-    Namespace, Socket, address, announce,
-    link::{self, By, Change, Child, InetSettings, Link, NewChild},
-    neighbour, route, rule, sysctl,
+    Namespace, Socket,
+    link::{self, By, Change, Child, Link, NewChild},
 };
 
-use crate::{
-    config::Attach,
-    error::Error,
-    interface_config::{InterfaceConfig, Setting},
-    plan::Plan,
-    resolve::Resolved,
-};
-
-/// How long a moved netdev may take to have a carrier before its addresses are announced
-/// without one.
-const CARRIER_TIMEOUT: Duration = Duration::from_millis(100);
-/// The same for IPoIB, where the subnet manager is asked for the partition's broadcast group first.
-const IPOIB_CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::{error::Error, plan::Plan, resolve::Resolved};
 
 /// Makes the interface of a plan; it is in the pod, down and without addresses. None where the plan
 /// has none.
@@ -267,92 +250,4 @@ fn take_anew(
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-/// Gives the interface its settings, addresses and routes, and brings it up. Call from within the
-/// pod's namespace. Returns the interface as it is then.
-///
-/// With `arp_notify` and `ndisc_notify` the kernel itself announces the addresses of a link that
-/// goes up (`inetdev_event()`, `ndisc_netdev_event()`), and that reaches the wire when the link has
-/// its carrier at once: children have their parent's, and so has a NIC whose port is up. For
-/// another see [`announce`].
-pub fn configure(
-    socket: &mut Socket,
-    proc: &Path,
-    link: &Link,
-    interface_config: &InterfaceConfig,
-) -> netlink::Result<Link> {
-    let (index, name) = (link.index, &link.name);
-    let mut carried = InetSettings::default();
-    let mut files: Vec<&Setting> = (interface_config.settings.iter())
-        .filter(|setting| !carried.add(setting.group, setting.key, setting.value))
-        .collect();
-    let what = format_args!("set how {name} answers for addresses and makes them");
-    if !link::set_inet(socket, what, index, &carried)? {
-        files = interface_config.settings.iter().collect();
-    }
-    for setting in files {
-        sysctl::write_if_there(proc, setting.group, name, setting.key, setting.value)?;
-    }
-    for message in &interface_config.addresses {
-        let mut message = message.clone();
-        message.header.index = index;
-        address::add(
-            socket,
-            &format!("give {} to {name}", display::address(&message)),
-            &message,
-        )?;
-    }
-    link::change(socket, format_args!("set {name} up"), index, &Change::up())?;
-    for message in &interface_config.neighbours {
-        let mut message = message.clone();
-        message.header.ifindex = index;
-        let what = format!("give neighbour {} to {name}", display::neighbour(&message));
-        neighbour::replace(socket, &what, &message)?;
-    }
-    for message in &interface_config.routes {
-        let what = format!("route {} through {name}", display::route(message));
-        route::append(socket, &what, &replay::route(message, 0, index))?;
-    }
-    for message in &interface_config.rules {
-        rule::add(
-            socket,
-            &format!("add rule {}", display::rule(message)),
-            message,
-        )?;
-    }
-    let now = link::get(socket, By::Index(index))?;
-    Ok(now.unwrap_or_else(|| link.clone()))
-}
-
-/// Announces the addresses of moved netdevs that train their links, and of IPoIB, once each has a
-/// carrier or the time for one is over for all of them. Call from within the pod's namespace. The links
-/// are read anew. Peers know an IPoIB address by its queue pair, which each new netdev has another of.
-///
-/// They are announced from a packet socket, whose closing waits for all processors
-/// (`packet_release()`: `synchronize_net()`, some 10 ms).
-pub fn announce<'a>(
-    socket: &mut Socket,
-    made: impl IntoIterator<Item = (&'a mut Link, &'a InterfaceConfig, Attach)>,
-) -> netlink::Result<()> {
-    // An IPoIB link that has its carrier by now had none when the kernel announced its addresses.
-    let trains = |(link, given, attach): &(&mut Link, &InterfaceConfig, Attach)| {
-        let missed = link.is_infiniband() || *attach == Attach::Move && !link.carrier;
-        missed && !given.announced.is_empty()
-    };
-    let started = Instant::now();
-    for (link, given, _) in made.into_iter().filter(trains) {
-        let timeout = match link.is_infiniband() {
-            true => IPOIB_CARRIER_TIMEOUT,
-            false => CARRIER_TIMEOUT,
-        };
-        while !link.carrier && started.elapsed() < timeout {
-            std::thread::sleep(Duration::from_millis(5));
-            if let Some(now) = link::get(socket, By::Index(link.index))? {
-                *link = now;
-            }
-        }
-        announce::announce(link, &given.announced)?;
-    }
-    Ok(())
 }

@@ -24,7 +24,7 @@ use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId};
 use netlink_packet_route::link::{IpVlanMode, IpoibMode, MacVlanMode};
 use node::policy::{MAX_RAIL, partition_key, port_guid};
 
-use crate::{rails::Rails, rdma::RdmaRequirement};
+use crate::{rdma::RdmaRequirement, source_routing::SourceRouting};
 
 /// Which netdev of the host is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub struct Config {
     /// `rail`: the rail of the fabric that its NIC must be on.
     pub rail: Option<u32>,
     /// `rails`: whether it is routed by source.
-    pub rails: Rails,
+    pub rails: SourceRouting,
     /// `rdma`: what becomes of the RDMA devices.
     pub rdma: RdmaRequirement,
     /// `runtimeConfig.CNIDeviceInfoFile`.
@@ -163,7 +163,7 @@ impl Config {
             accept_ra: root.get("acceptRA")?.unwrap_or(false),
             dad: root.get("dad")?.unwrap_or(false),
             rail: rail(&root)?,
-            rails: Rails::read(&root)?,
+            rails: SourceRouting::read(&root)?,
             rdma: rdma_requirement(&root)?,
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
             notes,

@@ -4,6 +4,7 @@
 //! request. The node, the journal, IPAM and undoing are those of [`attachment`]; what reaches the
 //! kernel is [`netlink`].
 
+pub mod addressing;
 pub mod allocation;
 pub mod apply;
 pub mod authorize;
@@ -12,14 +13,13 @@ pub mod command;
 pub mod config;
 mod device_info;
 mod gids;
-pub mod interface_config;
 mod parts;
 pub mod plan;
-mod rails;
 mod rdma;
 mod recover;
 mod report;
 pub mod resolve;
+mod source_routing;
 pub mod validate;
 
 use attachment::error;

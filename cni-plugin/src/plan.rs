@@ -10,6 +10,7 @@ use std::fmt;
 pub use check::{carries_ipv6, check, has_partition};
 
 use attachment::{
+    interface::InterfaceConfig,
     journal::{Part, RdmaDevice, record},
     netdev::snapshot::{Message, Snapshot},
 };
@@ -21,7 +22,6 @@ use netlink_packet_route::link::{InfoKind, IpoibMode, MacVlanMode};
 use crate::{
     config::{ChildKind, Config},
     error::Error,
-    interface_config::InterfaceConfig,
     resolve::Resolved,
 };
 

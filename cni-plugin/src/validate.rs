@@ -6,16 +6,16 @@
 use std::path::PathBuf;
 
 use attachment::{addresses, node::Places};
-use cni_wire::{CniResult, Code, Command, Environment, NetworkConfig, Request, env, text};
+use cni_wire::{Code, Command, Environment, NetworkConfig, Request, env, text};
 use ipam::{plugin::Plugin, store::StoreError};
 use node::policy::{FabricAddresses, Policy};
 use serde_json::{Value, json};
 
 use crate::{
+    addressing,
     command::status,
     config::{Attach, Config, Devices, vf},
     error::Error,
-    interface_config::InterfaceConfig,
     parts::Numbering,
     plan,
     rdma::RdmaRequirement,
@@ -137,8 +137,8 @@ fn check_attach(config: &Config, network: &Network, found: &mut Findings) -> Res
     }
     if config.accept_ra && config.rails.wanted.is_none() {
         found.notes.push(
-            "acceptRA: the default route of router advertisements is left out where the pod has one, \
-             or the interface is routed by source; with rails false it is not"
+            "acceptRA: the default route of router advertisements is left out if the pod has one; with \
+             sourceRouting false it is not"
                 .to_owned(),
         );
     }
@@ -192,16 +192,16 @@ fn check_addresses(
         let unknown = StoreError::unknown(policy, &read.store);
         return Err(Error::new(Code::Policy, &unknown).with_details(unknown.remedy()));
     }
-    let is_ipv6 = |result: &CniResult| {
-        InterfaceConfig::of_result(config.attach, config, result).map(|given| given.needs_ipv6())
-    };
-    let needs_ipv6 = read
-        .examples()?
-        .iter()
-        .map(is_ipv6)
-        .collect::<Result<Vec<_>, _>>()?;
-    if let Some(mtu) = config.mtu {
-        plan::carries_ipv6(mtu, config, needs_ipv6.contains(&true))?;
+    for example in read.examples()? {
+        let request = addressing::Request {
+            ifname: "net1",
+            rail: None,
+            config,
+            mtu: config.mtu,
+            leased: Some(&example),
+            moved: None,
+        };
+        addressing::addressing(&[request], &addressing::Pod::default())?;
     }
     if config.devices == Devices::One {
         let of_rails = read.rails();

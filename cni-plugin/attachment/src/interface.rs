@@ -1,7 +1,7 @@
 //! How an interface is set up in its pod. Decided whole before the interface exists, kept in the
 //! journal, applied in one go.
 
-use std::{borrow::Cow, fmt, net::IpAddr, path::Path, thread, time::Duration, time::Instant};
+use std::{borrow::Cow, fmt, path::Path, thread, time::Duration, time::Instant};
 
 use netlink::{
     Socket, address, announce,
@@ -13,7 +13,8 @@ use netlink_packet_route::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::netdev::{display, replay};
+use self::messages::Text;
+use crate::netdev::replay;
 
 /// How long an IPoIB link can take to have a carrier: the subnet manager is asked for the broadcast
 /// group of its partition first.
@@ -86,24 +87,20 @@ impl InterfaceConfig {
         for message in &self.addresses {
             let mut message = message.clone();
             message.header.index = index;
-            let what = format!("add address {} to {name}", display::address(&message));
+            let what = format!("add address {} to {name}", message.text());
             address::add(socket, &what, &message)?;
         }
         link::change(socket, format_args!("set {name} up"), index, &Change::up())?;
         for message in &self.neighbours {
-            let what = format!("add neighbour {} to {name}", display::neighbour(message));
+            let what = format!("add neighbour {} to {name}", message.text());
             neighbour::replace(socket, &what, &replay::neighbour(message, index))?;
         }
         for message in &self.routes {
-            let what = format!("add route {} through {name}", display::route(message));
+            let what = format!("add route {} through {name}", message.text());
             route::append(socket, &what, &replay::route(message, 0, index))?;
         }
         for message in &self.rules {
-            rule::add(
-                socket,
-                &format!("add rule {}", display::rule(message)),
-                message,
-            )?;
+            rule::add(socket, &format!("add rule {}", message.text()), message)?;
         }
         let now = link::get(socket, By::Index(index))?;
         Ok(now.unwrap_or_else(|| link.clone()))
@@ -136,8 +133,7 @@ impl InterfaceConfig {
         }
         if link.carrier {
             // Closing a packet socket waits for all processors (`packet_release()`), some 10 ms.
-            let addresses: Vec<IpAddr> = self.addresses.iter().filter_map(address::own).collect();
-            announce::announce(link, &addresses)?;
+            announce::announce(link, self.addresses.iter().filter_map(address::own))?;
         }
         Ok(link.carrier)
     }
@@ -148,17 +144,12 @@ impl fmt::Display for InterfaceConfig {
         for Sysctl { key, value } in &self.sysctls {
             write!(f, "; {key}={value}")?;
         }
-        for address in &self.addresses {
-            write!(f, "; address {}", display::address(address))?;
-        }
-        for neighbour in &self.neighbours {
-            write!(f, "; neighbour {}", display::neighbour(neighbour))?;
-        }
-        for route in &self.routes {
-            write!(f, "; route {}", display::route(route))?;
-        }
-        for rule in &self.rules {
-            write!(f, "; rule {}", display::rule(rule))?;
+        let addresses = self.addresses.iter().map(|one| ("address", one.text()));
+        let neighbours = self.neighbours.iter().map(|one| ("neighbour", one.text()));
+        let routes = self.routes.iter().map(|one| ("route", one.text()));
+        let rules = self.rules.iter().map(|one| ("rule", one.text()));
+        for (what, text) in addresses.chain(neighbours).chain(routes).chain(rules) {
+            write!(f, "; {what} {text}")?;
         }
         Ok(())
     }
@@ -179,29 +170,21 @@ mod messages {
         fn text(&self) -> String;
     }
 
-    impl Text for AddressMessage {
-        fn text(&self) -> String {
-            display::address(self)
-        }
+    macro_rules! text {
+        ($($message:ty: $text:path),*) => {
+            $(impl Text for $message {
+                fn text(&self) -> String {
+                    $text(self)
+                }
+            })*
+        };
     }
-
-    impl Text for NeighbourMessage {
-        fn text(&self) -> String {
-            display::neighbour(self)
-        }
-    }
-
-    impl Text for RouteMessage {
-        fn text(&self) -> String {
-            display::route(self)
-        }
-    }
-
-    impl Text for RuleMessage {
-        fn text(&self) -> String {
-            display::rule(self)
-        }
-    }
+    text!(
+        AddressMessage: display::address,
+        NeighbourMessage: display::neighbour,
+        RouteMessage: display::route,
+        RuleMessage: display::rule
+    );
 
     pub(super) fn serialize<T: Emitable + Text, S: Serializer>(
         messages: &[T],

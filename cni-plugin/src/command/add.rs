@@ -19,10 +19,11 @@ mod record;
 mod undo;
 mod vf;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use attachment::{
     addresses::Ipam,
+    interface::IPOIB_CARRIER_TIMEOUT,
     journal::{Key, Lock, Record},
     netdev::snapshot::Identity,
     node::Node,
@@ -245,17 +246,27 @@ impl Add<'_> {
         {
             link::add_altname(self.inside, first, &name)?;
         }
-        let (inside, proc) = (&mut *self.inside, &self.node.roots.proc);
-        self.pod.enter(&self.node.netns.namespace, || {
+        let (inside, node) = (&mut *self.inside, &*self.node);
+        self.pod.enter(&node.netns.namespace, || {
             for nic in &mut *nics {
                 if let (Some(link), Some(given)) = (&mut nic.link, &nic.plan.given) {
-                    *link = apply::configure(inside, proc, link, given)?;
+                    *link = given.apply(inside, &node.roots.proc, link)?;
                 }
             }
-            let made = nics.iter_mut().filter_map(|Nic { plan, link, .. }| {
-                Some((link.as_mut()?, plan.given.as_ref()?, plan.config.attach))
-            });
-            apply::announce(inside, made)
+            let deadline = Instant::now() + IPOIB_CARRIER_TIMEOUT;
+            for nic in &mut *nics {
+                if let (Some(link), Some(given)) = (&mut nic.link, &nic.plan.given)
+                    && !given.announce(inside, link, deadline)?
+                    && !link.is_infiniband()
+                {
+                    node.log.warn(format_args!(
+                        "{}: {} has no carrier yet: neighbours learn its IPv6 addresses when the \
+                         carrier comes, its IPv4 addresses by the pod's first ARP",
+                        self.id, link.name
+                    ));
+                }
+            }
+            netlink::Result::Ok(())
         })??;
         self.note_carriers(nics)
     }

@@ -15,7 +15,7 @@ use netlink::{
 use netlink_packet_route::rule::RuleMessage;
 
 use super::pod_namespace;
-use crate::{bind, error::Error, interface_config, rdma};
+use crate::{addressing, bind, error::Error, rdma};
 
 /// Serves CHECK.
 ///
@@ -188,7 +188,7 @@ fn check_routes(
             r.gw.is_some_and(|gw| ours.ips.iter().any(|ip| ip.address.contains(gw)))
         });
     }
-    for (route, expected) in ours.routes.iter().zip(interface_config::routes(&ours)) {
+    for (route, expected) in ours.routes.iter().zip(addressing::routes(&ours)) {
         let family = expected.header.address_family;
         let wanted = replay::route(&expected, 0, link.index);
         let there = route::list(inside, family, link.index)?

@@ -15,7 +15,8 @@ use std::path::Path;
 
 use netlink_packet_core::{DecodeError, Emitable, Parseable};
 use netlink_packet_route::{
-    address::AddressMessage, neighbour::NeighbourMessage, route::RouteMessage, rule::RuleMessage,
+    AddressFamily, address::AddressMessage, neighbour::NeighbourMessage, route::RouteMessage,
+    rule::RuleMessage,
 };
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,7 @@ use super::{
     state::{self, State},
     vf::Vf,
 };
+use crate::interface::InterfaceConfig;
 use netlink::{Name, Socket, clock, link::Link};
 
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
@@ -103,16 +105,6 @@ pub struct Snapshot {
     pub static_addresses: bool,
 }
 
-/// What a pod without an IPAM is given of a netdev's state.
-#[derive(Clone, Debug, Default)]
-pub struct Given {
-    pub addresses: Vec<AddressMessage>,
-    pub routes: Vec<RouteMessage>,
-    pub rules: Vec<RuleMessage>,
-    /// Permanent ones.
-    pub neighbours: Vec<NeighbourMessage>,
-}
-
 impl Snapshot {
     /// Records the state of a netdev of the namespace that the thread and the socket are in.
     pub fn take(socket: &mut Socket, proc: &Path, link: &Link) -> netlink::Result<Self> {
@@ -146,7 +138,13 @@ impl Snapshot {
     /// they are static: what renews them, a DHCP client or the kernel, does not see the pod, and
     /// the lease may be somebody else's once it has ended. Routes and rules that are of no use
     /// without them stay as well, as do routes through nexthop objects, which a pod does not have.
-    pub fn given_to_pod(&self) -> Result<Given, DecodeError> {
+    /// IPv6 link-local addresses the interface makes for itself again.
+    ///
+    /// `ifname` is its name in the pod.
+    ///
+    /// # Errors
+    /// The snapshot cannot be read, which the program that took it did not write.
+    pub fn given_to_pod(&self, ifname: &str) -> Result<InterfaceConfig, DecodeError> {
         let mut all: Vec<AddressMessage> = self.parsed(state::ADDRESS)?;
         if self.static_addresses {
             all.iter_mut().for_each(replay::without_lifetime);
@@ -160,11 +158,20 @@ impl Snapshot {
         });
         let mut rules: Vec<RuleMessage> = self.parsed(state::RULE)?;
         rules.retain(|rule| !replay::is_from_one_of(rule, &stay));
-        Ok(Given {
-            addresses,
-            routes,
-            rules,
-            neighbours: self.parsed(state::NEIGHBOUR)?,
+        let is_made_again = |address: &&AddressMessage| {
+            address.header.family == AddressFamily::Inet6 && replay::is_link_local(address)
+        };
+        let addresses = addresses.iter().filter(|address| !is_made_again(address));
+        let (index, name) = (self.identity.index, self.name.to_string());
+        let routes = routes.iter().map(|route| replay::route(route, index, 0));
+        let rules = rules.iter().map(|rule| replay::rule(rule, &name, ifname));
+        let neighbours: Vec<NeighbourMessage> = self.parsed(state::NEIGHBOUR)?;
+        Ok(InterfaceConfig {
+            addresses: addresses.map(|a| replay::address_elsewhere(a, 0)).collect(),
+            routes: routes.collect(),
+            rules: rules.collect(),
+            neighbours: neighbours.iter().map(|n| replay::neighbour(n, 0)).collect(),
+            ..InterfaceConfig::default()
         })
     }
 
@@ -208,7 +215,8 @@ mod tests {
         let text = serde_json::to_string(&snapshot).unwrap();
         let read: Snapshot = serde_json::from_str(&text).unwrap();
         assert_eq!(read, snapshot);
-        assert_eq!(read.given_to_pod().unwrap().routes, [route]);
+        let given = read.given_to_pod("net1").unwrap();
+        assert_eq!(given.routes, [replay::route(&route, 5, 0)]);
         let damaged = Message {
             text: String::new(),
             message: "zz".into(),
@@ -269,8 +277,11 @@ mod tests {
             state,
             ..Snapshot::default()
         };
-        let given = snapshot.given_to_pod().unwrap();
-        assert_eq!(given.addresses, addresses[..1]);
+        let given = snapshot.given_to_pod("net1").unwrap();
+        assert_eq!(
+            given.addresses,
+            [replay::address_elsewhere(&addresses[0], 0)]
+        );
         assert_eq!(given.routes, [routes[0].clone(), routes[2].clone()]);
         assert!(given.rules.is_empty());
         assert_eq!(snapshot.leased_addresses(), ["10.1.0.1/24"]);

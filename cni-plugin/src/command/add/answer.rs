@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use attachment::addresses::Ipam;
-use cni_wire::{CniResult, Code, Interface, IpConfig, text::list};
+use cni_wire::{CniResult, Code, Interface, IpConfig, Version, text::list};
 use netlink::link::Link;
 use node::policy::Allow;
 
 use super::{Add, Nic};
 use crate::{
-    config::{Config, Devices},
+    config::Config,
     error::Error,
-    interface_config::{self, InterfaceConfig},
     plan::Plan,
     rdma::RdmaRequirement,
     report::{self, Reported},
@@ -62,25 +61,9 @@ impl Add<'_> {
 
     /// One interface, with number 0.
     fn part(&self, plan: &Plan, link: &Link, mut result: CniResult) -> CniResult {
-        let none = InterfaceConfig::default();
-        let given = plan.given.as_ref().unwrap_or(&none);
-        if result.ips.is_empty() {
-            result.ips = given.ips();
-        }
-        // An IPAM does not know our interfaces: every address is of ours.
-        for ip in &mut result.ips {
-            ip.interface = Some(0);
-        }
-        given.report_defaults(&mut result, self.request.config.version);
-        if plan.config.devices == Devices::All {
-            // Of several interfaces each has its own gateways.
-            let routes = result.routes.iter();
-            let hops: Vec<_> = routes
-                .map(|route| interface_config::next_hop(route, &result))
-                .collect();
-            for (route, hop) in result.routes.iter_mut().zip(hops) {
-                route.gw = hop;
-            }
+        if self.request.config.version < Version::V1_0_0 {
+            // It cannot say that a route is in another table.
+            result.routes.retain(|route| route.table.is_none());
         }
         let moved = plan.snapshot.as_ref();
         let on_pci = moved.filter(|moved| moved.bus.as_deref() == Some("pci"));

@@ -73,7 +73,7 @@ impl Add<'_> {
             let is_used = plan
                 .given
                 .as_ref()
-                .is_some_and(|given| !given.announced.is_empty());
+                .is_some_and(|given| !given.addresses.is_empty());
             let without = |link: &&Link| is_used && link.is_infiniband() && !link.carrier;
             let Some(link) = link.as_ref().filter(without) else {
                 continue;

@@ -1,16 +1,19 @@
-//! Source routing for rails: what leaves with an interface's address leaves through it.
+//! Source routing: what leaves with an interface's address leaves through it.
 //!
 //! A pod with several NICs, often in one subnet, has one main table: replies and RDMA connections
 //! of the second NIC would leave through the first, and every NIC would answer ARP for every
-//! address. So a rail has a table of its own with its connected networks, its routes and its
-//! gateway, which rules choose by source address (and by interface, for sockets bound to it). The
+//! address. So each interface has a table of its own with its connected networks, its routes and its
+//! gateway, which rules choose by source address (and by interface, for sockets bound to it). It has
+//! them from the start, so that an interface that is attached later changes none of the others. The
 //! main table keeps the connected route and the others with their source, because libraries such
-//! as UCX read it and know no rules. Default routes do not get into the main table of a pod
-//! that has one: the pod's way out and its DNS stay where they are. Pure.
+//! as UCX read it and know no rules. Pure.
 
 use std::{collections::BTreeSet, hash::Hasher, net::IpAddr};
 
-use attachment::netdev::replay;
+use attachment::{
+    interface::{InterfaceConfig, Sysctl},
+    netdev::replay,
+};
 use cni_wire::{Code, Error, Route, Section};
 use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
@@ -22,7 +25,7 @@ use netlink_packet_route::{
     rule::{RuleAction, RuleAttribute, RuleMessage},
 };
 
-use crate::interface_config::{InterfaceConfig, LINK_SCOPE, Setting, cidr, route_message};
+use crate::addressing::{LINK_SCOPE, cidr, in_main, route_message};
 
 /// Before the main table (32766), behind what people number by hand.
 const PRIORITY: u32 = 1000;
@@ -31,10 +34,10 @@ const PRIORITY: u32 = 1000;
 const FIRST_TABLE: u32 = 1 << 24;
 const TABLES: u32 = 1 << 24;
 
-/// `rails`: what is asked for.
+/// What the network says of source routing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rails {
-    /// On, off, or by what the pod has.
+pub struct SourceRouting {
+    /// On, off, or on unless rules of the host come along.
     pub wanted: Option<bool>,
     /// The table; none for one chosen by the interface's name.
     pub table: Option<u32>,
@@ -42,19 +45,19 @@ pub struct Rails {
     pub priority: Option<u32>,
 }
 
-impl Rails {
+impl SourceRouting {
     /// Reads `rails`: true, false, or an object with `enabled`, `table`, `priority`.
     ///
     /// # Errors
     /// Code 7 naming key and value.
-    pub fn read(root: &Section<'_>) -> Result<Rails, Error> {
+    pub fn read(root: &Section<'_>) -> Result<SourceRouting, Error> {
         let Some(value) = root.value("rails") else {
-            return Ok(Rails::default());
+            return Ok(SourceRouting::default());
         };
         if let Some(wanted) = value.as_bool() {
-            return Ok(Rails {
+            return Ok(SourceRouting {
                 wanted: Some(wanted),
-                ..Rails::default()
+                ..SourceRouting::default()
             });
         }
         let section = Section::of(value, root.path_of("rails"))
@@ -77,57 +80,35 @@ impl Rails {
         if priority.is_some_and(|priority| !(1..=32765).contains(&priority)) {
             return Err(section.wrong("priority", "is not between 1 and 32765"));
         }
-        Ok(Rails {
+        Ok(SourceRouting {
             wanted: Some(section.get("enabled")?.unwrap_or(true)),
             table,
             priority,
         })
     }
 
-    /// Whether ARP is to keep the interface's addresses to the interface.
-    pub fn keep_arp(&self) -> bool {
-        self.wanted != Some(false)
+    pub fn is_off(&self) -> bool {
+        self.wanted == Some(false)
     }
 
-    /// The families of addresses that are routed by source.
-    ///
-    /// Unless it is said, those of which the pod has another RDMA interface (`others`), and those
-    /// of which network and pod both have a default route (`defaults`: the pod's); not those that
-    /// bring rules of their own.
-    pub fn families(
-        &self,
-        interface_config: &InterfaceConfig,
-        others: &[AddressFamily],
-        defaults: &[AddressFamily],
-    ) -> Vec<AddressFamily> {
-        let mut families: Vec<AddressFamily> = Vec::new();
-        for address in &interface_config.addresses {
-            let family = address.header.family;
-            let has_rules = interface_config
-                .rules
-                .iter()
-                .any(|rule| rule.header.family == family);
-            let due = match self.wanted {
-                Some(wanted) => wanted,
-                None if has_rules => false,
-                None => {
-                    others.contains(&family)
-                        || (defaults.contains(&family) && interface_config.has_default(family))
-                }
-            };
-            if due && !families.contains(&family) {
-                families.push(family);
-            }
-        }
-        families
+    /// The families of an interface's addresses that are routed by source.
+    pub fn families(&self, interface: &InterfaceConfig) -> Vec<AddressFamily> {
+        let rules = &interface.rules;
+        let is_routed = |family: &AddressFamily| {
+            let mut addresses = interface.addresses.iter();
+            addresses.any(|address| address.header.family == *family)
+                && (self.wanted)
+                    .unwrap_or_else(|| rules.iter().all(|rule| rule.header.family != *family))
+        };
+        route::FAMILIES.into_iter().filter(is_routed).collect()
     }
 
-    /// The table of an interface: the one that is asked for, else one that follows from its name,
-    /// which is unique in the pod, and that is not in `used`. Of several interfaces each has the
-    /// table that is asked for and the number of its `rail` more.
+    /// The table of an interface: the one that the network names, else one that follows from the
+    /// interface's name, which is unique in the pod, and that is not in `used`. Of several interfaces
+    /// each has the named table and the number of its `rail` more.
     ///
     /// # Errors
-    /// Code 7: the table that is asked for is in use.
+    /// Code 7: the named table is in use.
     pub fn table(
         &self,
         ifname: &str,
@@ -136,26 +117,21 @@ impl Rails {
     ) -> Result<u32, Error> {
         if let Some(table) = self.table {
             let table = table.saturating_add(rail.unwrap_or(0));
-            if is_of_the_kernel(table) {
-                return Err(Error::new(
-                    Code::InvalidConfig,
-                    format!(
-                        "rails.table: {table}, for rail {}, is the kernel's own",
-                        rail.unwrap_or(0)
-                    ),
-                )
-                .with_details(
-                    "choose a number from which on as many are free as there are rails",
-                ));
-            }
-            if used.contains(&table) {
-                return Err(Error::new(
-                    Code::InvalidConfig,
-                    format!("rails.table: {table} is in use in the pod already"),
-                )
-                .with_details("leave it out for one that is not in use"));
-            }
-            return Ok(table);
+            let wrong = |why: &str, remedy: &str| {
+                let msg = format!("sourceRouting.table: {table} of {ifname} {why}");
+                Err(Error::new(Code::InvalidConfig, msg).with_details(remedy))
+            };
+            return match table {
+                _ if is_of_the_kernel(table) => wrong(
+                    "is the kernel's own table",
+                    "choose N so that N to N+rails-1 are free",
+                ),
+                _ if used.contains(&table) => wrong(
+                    "is in use in the pod already",
+                    "leave it out for one that is not in use",
+                ),
+                _ => Ok(table),
+            };
         }
         // The same name has the same table in every pod.
         let mut hasher = FnvHasher::default();
@@ -167,11 +143,13 @@ impl Rails {
         free.ok_or_else(|| Error::new(Code::Internal, "the pod has no routing table left"))
     }
 
-    /// Makes a rail of the interface, for these families.
+    /// Routes the addresses of these families by source: `table` has their networks, the routes of the
+    /// main table, and a default route by the gateway.
     pub fn apply(
         &self,
-        interface_config: &mut InterfaceConfig,
+        interface: &mut InterfaceConfig,
         families: &[AddressFamily],
+        gateways: &[IpAddr],
         ifname: &str,
         table: u32,
     ) {
@@ -180,65 +158,44 @@ impl Rails {
             if family == AddressFamily::Inet {
                 // The kernel takes the larger of this and `all` (ip-sysctl.rst): 2, loose, holds
                 // whatever the pod's `all` is, 0 does not.
-                interface_config.settings.push(Setting {
-                    group: "ipv4/conf",
-                    key: "rp_filter",
-                    value: "2",
-                });
+                let loose = Sysctl::new("ipv4/conf/rp_filter", "2");
+                interface.sysctls.push(loose);
             }
-            let addresses: Vec<AddressMessage> = interface_config
-                .addresses
-                .iter()
-                .filter(|a| a.header.family == family)
+            let addresses = interface.addresses.iter();
+            let addresses: Vec<AddressMessage> = addresses
+                .filter(|address| address.header.family == family)
                 .cloned()
                 .collect();
-            let gateway = interface_config
-                .gateways
-                .iter()
-                .copied()
-                .find(|gateway| family_of(*gateway) == family);
             let mut own: Vec<RouteMessage> = addresses
                 .iter()
                 .filter_map(|address| connected(address, table))
                 .collect();
-            let in_main: Vec<RouteMessage> = interface_config
-                .routes
-                .iter()
-                .filter(|r| r.header.address_family == family && route::table_of(r) == route::MAIN)
-                .cloned()
-                .collect();
-            let mut led_out = false;
-            for route in &in_main {
-                led_out |= replay::is_default(route);
-                own.push(in_table(route, table));
-            }
-            if let Some(gateway) = gateway.filter(|_| !led_out) {
-                own.extend(default_via(gateway, &addresses, table));
-            }
-            own.sort_by_key(replay::has_gateway);
-            if interface_config.defaults_of_the_pod.contains(&family) {
-                interface_config.without_defaults(&[family]);
-            }
-            for route in &mut interface_config.routes {
-                if route.header.address_family == family && route::table_of(route) == route::MAIN {
+            for route in &mut interface.routes {
+                if in_main(route, family) {
+                    own.push(in_table(route, table));
                     hint_source(route, &addresses);
                 }
             }
+            let is_of = |gateway: &&IpAddr| gateway.is_ipv4() == (family == AddressFamily::Inet);
+            if let Some(gateway) = gateways.iter().find(is_of)
+                && !own.iter().any(replay::is_default)
+            {
+                own.extend(default_via(*gateway, &addresses, table));
+            }
+            own.sort_by_key(replay::has_gateway);
             for mut route in own {
                 hint_source(&mut route, &addresses);
-                if !interface_config.routes.contains(&route) {
-                    interface_config.routes.push(route);
+                if !interface.routes.contains(&route) {
+                    interface.routes.push(route);
                 }
             }
-            for address in &addresses {
-                interface_config.rules.extend(
-                    address::own(address)
-                        .map(|from| rule(family, Some(from), None, table, priority)),
-                );
-            }
-            interface_config
+            let sources = addresses.iter().filter_map(address::own);
+            let rules = sources.map(|from| RuleAttribute::Source(from));
+            let by_name = RuleAttribute::Oifname(ifname.to_owned());
+            let rules = rules.chain([by_name]);
+            interface
                 .rules
-                .push(rule(family, None, Some(ifname), table, priority));
+                .extend(rules.map(|selector| rule(family, selector, table, priority)));
         }
     }
 }
@@ -246,13 +203,6 @@ impl Rails {
 /// 253 to 255 are default, main and local; 0 is not a table.
 fn is_of_the_kernel(table: u32) -> bool {
     matches!(table, 0 | 253..=255)
-}
-
-fn family_of(address: IpAddr) -> AddressFamily {
-    match address {
-        IpAddr::V4(_) => AddressFamily::Inet,
-        IpAddr::V6(_) => AddressFamily::Inet6,
-    }
 }
 
 /// The network of an address as the kernel makes its route, in another table; none for a single
@@ -289,41 +239,33 @@ fn in_table(route: &RouteMessage, table: u32) -> RouteMessage {
     copy
 }
 
-/// The first address that can be one, unless the route says another. Not IPv6: there the kernel
+/// The first address that can be one, unless the route has another. Not IPv6: there the kernel
 /// refuses an address that is still tentative, and finds the interface's own by itself.
 fn hint_source(route: &mut RouteMessage, addresses: &[AddressMessage]) {
-    let said = route
-        .attributes
-        .iter()
-        .any(|a| matches!(a, RouteAttribute::PrefSource(_)));
-    let Some(IpAddr::V4(source)) = addresses.first().and_then(address::own).filter(|_| !said)
-    else {
-        return;
-    };
-    route
-        .attributes
-        .push(RouteAttribute::PrefSource(RouteAddress::Inet(source)));
+    let mut attributes = route.attributes.iter();
+    let has_source = attributes.any(|a| matches!(a, RouteAttribute::PrefSource(_)));
+    if let Some(IpAddr::V4(source)) = addresses.first().and_then(address::own)
+        && !has_source
+    {
+        route
+            .attributes
+            .push(RouteAttribute::PrefSource(RouteAddress::Inet(source)));
+    }
 }
 
-fn rule(
-    family: AddressFamily,
-    from: Option<IpAddr>,
-    oif: Option<&str>,
-    table: u32,
-    priority: u32,
-) -> RuleMessage {
+fn rule(family: AddressFamily, selector: RuleAttribute, table: u32, priority: u32) -> RuleMessage {
     let mut rule = RuleMessage::default();
     rule.header.family = family;
     rule.header.action = RuleAction::ToTable;
     rule.header.table = u8::try_from(table).unwrap_or(0);
-    if let Some(from) = from {
+    if let RuleAttribute::Source(from) = &selector {
         rule.header.src_len = if from.is_ipv4() { 32 } else { 128 };
-        rule.attributes.push(RuleAttribute::Source(from));
     }
-    rule.attributes
-        .extend(oif.map(|name| RuleAttribute::Oifname(name.to_owned())));
-    rule.attributes.push(RuleAttribute::Table(table));
-    rule.attributes.push(RuleAttribute::Priority(priority));
+    rule.attributes = vec![
+        selector,
+        RuleAttribute::Table(table),
+        RuleAttribute::Priority(priority),
+    ];
     rule
 }
 
@@ -334,17 +276,22 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::config::{Attach, ChildKind, Config};
+    use crate::{
+        addressing::{Pod, Request, addressing},
+        config::Config,
+    };
     use attachment::netdev::display;
 
     const V4: AddressFamily = AddressFamily::Inet;
     const V6: AddressFamily = AddressFamily::Inet6;
 
-    fn interface_config(
+    /// An interface with these addresses and routes and its gateways.
+    fn interface(
         ips: &[(&str, Option<&str>)],
         routes: &[(&str, Option<&str>)],
-    ) -> InterfaceConfig {
-        let result = CniResult {
+    ) -> (InterfaceConfig, Vec<IpAddr>) {
+        let gateways = ips.iter().filter_map(|(_, gateway)| *gateway);
+        let leased = CniResult {
             ips: ips
                 .iter()
                 .map(|(address, gateway)| IpConfig {
@@ -359,29 +306,41 @@ mod tests {
                 .collect(),
             ..CniResult::default()
         };
-        InterfaceConfig::of_result(
-            Attach::Child(ChildKind::Macvlan),
-            &Config::default(),
-            &result,
-        )
-        .unwrap()
+        let config = Config {
+            rails: SourceRouting {
+                wanted: Some(false),
+                ..SourceRouting::default()
+            },
+            ..Config::default()
+        };
+        let request = Request {
+            ifname: "net2",
+            rail: None,
+            config: &config,
+            mtu: None,
+            leased: Some(&leased),
+            moved: None,
+        };
+        let mut all = addressing(&[request], &Pod::default()).unwrap();
+        let gateways = gateways.map(|gateway| gateway.parse().unwrap()).collect();
+        (all.remove(0).interface, gateways)
     }
 
-    fn read(value: Value) -> Result<Rails, Error> {
+    fn read(value: Value) -> Result<SourceRouting, Error> {
         let object = json!({ "rails": value });
-        Rails::read(&Section::root(object.as_object().unwrap()))
+        SourceRouting::read(&Section::root(object.as_object().unwrap()))
     }
 
-    fn said(interface_config: &InterfaceConfig) -> (Vec<String>, Vec<String>) {
+    fn said(interface: &InterfaceConfig) -> (Vec<String>, Vec<String>) {
         (
-            interface_config.routes.iter().map(display::route).collect(),
-            interface_config.rules.iter().map(display::rule).collect(),
+            interface.routes.iter().map(display::route).collect(),
+            interface.rules.iter().map(display::rule).collect(),
         )
     }
 
     #[test]
     fn it_is_asked_for_in_three_ways() {
-        assert_eq!(read(Value::Null).unwrap(), Rails::default());
+        assert_eq!(read(Value::Null).unwrap(), SourceRouting::default());
         assert_eq!(read(json!(true)).unwrap().wanted, Some(true));
         assert_eq!(read(json!(false)).unwrap().wanted, Some(false));
         let full = read(json!({"table": 7, "priority": 9})).unwrap();
@@ -405,45 +364,42 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_second_interface_of_a_family_is_a_rail() {
-        let both = interface_config(&[("10.0.0.5/24", None), ("fd00::5/64", None)], &[]);
-        let by = |wanted, others: &[AddressFamily]| {
-            let rails = Rails {
+    fn all_addresses_are_routed_by_source_unless_the_network_says_otherwise() {
+        let (mut both, _) = interface(&[("10.0.0.5/24", None), ("fd00::5/64", None)], &[]);
+        let families = |interface: &InterfaceConfig, wanted| {
+            let routing = SourceRouting {
                 wanted,
-                ..Rails::default()
+                ..SourceRouting::default()
             };
-            rails.families(&both, others, &[V4, V6])
+            routing.families(interface)
         };
-        assert!(by(None, &[]).is_empty());
-        assert_eq!(by(None, &[V6]), [V6]);
-        assert_eq!(by(Some(true), &[]), [V4, V6]);
-        assert!(by(Some(false), &[V4, V6]).is_empty());
+        assert_eq!(families(&both, None), [V4, V6]);
+        assert_eq!(families(&both, Some(true)), [V4, V6]);
+        assert!(families(&both, Some(false)).is_empty());
+        assert!(families(&InterfaceConfig::default(), None).is_empty());
+        // Those of the host came along.
+        both.rules = vec![rule(V4, RuleAttribute::Oifname("net2".into()), 7, 9)];
+        assert_eq!(families(&both, None), [V6]);
+        assert_eq!(families(&both, Some(true)), [V4, V6]);
     }
 
     #[test]
-    fn a_network_with_a_way_out_does_not_take_the_pods() {
-        let out = interface_config(&[("10.0.0.5/24", Some("10.0.0.1"))], &[("0.0.0.0/0", None)]);
-        let auto = Rails::default();
-        assert_eq!(auto.families(&out, &[], &[V4]), [V4]);
-        assert!(auto.families(&out, &[], &[]).is_empty(), "the pod has none");
-    }
-
-    #[test]
-    fn a_rail_has_its_networks_routes_and_gateway_in_its_table() {
-        let mut rail = interface_config(
+    fn a_table_has_the_interfaces_networks_routes_and_gateway() {
+        let (mut net2, gateways) = interface(
             &[("10.0.0.5/24", Some("10.0.0.1"))],
-            &[("0.0.0.0/0", None), ("10.0.0.0/8", None)],
+            &[("10.0.0.0/24", None), ("10.0.0.0/8", None)],
         );
-        rail.defaults_of_the_pod = vec![V4];
-        Rails::default().apply(&mut rail, &[V4], "net2", 4242);
-        let (routes, rules) = said(&rail);
+        SourceRouting::default().apply(&mut net2, &[V4], &gateways, "net2", 4242);
+        let (routes, rules) = said(&net2);
         assert_eq!(
             routes,
             [
+                "10.0.0.0/24 via 10.0.0.1 src 10.0.0.5",
                 "10.0.0.0/8 via 10.0.0.1 src 10.0.0.5",
                 "10.0.0.0/24 src 10.0.0.5 table 4242",
-                "default via 10.0.0.1 src 10.0.0.5 table 4242",
+                "10.0.0.0/24 via 10.0.0.1 src 10.0.0.5 table 4242",
                 "10.0.0.0/8 via 10.0.0.1 src 10.0.0.5 table 4242",
+                "default via 10.0.0.1 src 10.0.0.5 table 4242",
             ]
         );
         assert_eq!(
@@ -453,24 +409,35 @@ mod tests {
                 "1000: oif net2 lookup 4242"
             ]
         );
-        assert!(
-            rail.settings
-                .iter()
-                .any(|s| s.key == "rp_filter" && s.value == "2")
+        let loose = Sysctl::new("ipv4/conf/rp_filter", "2");
+        assert!(net2.sysctls.contains(&loose));
+    }
+
+    #[test]
+    fn a_network_that_is_a_route_too_is_in_the_table_once() {
+        let (mut net2, _) = interface(&[("10.0.0.5/24", None)], &[("10.0.0.0/24", None)]);
+        SourceRouting::default().apply(&mut net2, &[V4], &[], "net2", 4242);
+        let (routes, _) = said(&net2);
+        assert_eq!(
+            routes,
+            [
+                "10.0.0.0/24 src 10.0.0.5",
+                "10.0.0.0/24 src 10.0.0.5 table 4242"
+            ]
         );
     }
 
     #[test]
     fn a_gateway_is_enough_and_may_lie_outside_of_a_single_address() {
-        let mut rail = interface_config(
+        let (mut net2, gateways) = interface(
             &[
                 ("10.0.0.5/32", Some("10.0.0.1")),
                 ("fd00::5/64", Some("fe80::1")),
             ],
             &[],
         );
-        Rails::default().apply(&mut rail, &[V4, V6], "net2", 4242);
-        let (routes, rules) = said(&rail);
+        SourceRouting::default().apply(&mut net2, &[V4, V6], &gateways, "net2", 4242);
+        let (routes, rules) = said(&net2);
         assert_eq!(
             routes,
             [
@@ -479,25 +446,25 @@ mod tests {
                 "default (IPv6) via fe80::1 table 4242",
             ]
         );
-        assert_eq!(rail.routes[0].header.flags, RouteFlags::Onlink);
-        assert!(rail.routes[2].header.flags.is_empty());
+        assert_eq!(net2.routes[0].header.flags, RouteFlags::Onlink);
+        assert!(net2.routes[2].header.flags.is_empty());
         assert_eq!(rules.len(), 4);
     }
 
     #[test]
     fn tables_follow_from_the_name_and_never_meet() {
-        let rails = Rails::default();
+        let routing = SourceRouting::default();
         let mut used = BTreeSet::new();
-        for name in ["net1", "net2", "net3", "rail0", "rail1", "ib0"] {
-            let table = rails.table(name, None, &used).unwrap();
-            assert_eq!(rails.table(name, None, &used).unwrap(), table);
+        for name in ["net1", "net2", "net3", "rdma0", "rdma1", "ib0"] {
+            let table = routing.table(name, None, &used).unwrap();
+            assert_eq!(routing.table(name, None, &used).unwrap(), table);
             assert!(table >= FIRST_TABLE && used.insert(table), "{name}");
         }
-        let first = rails.table("net1", None, &BTreeSet::new()).unwrap();
-        assert_ne!(rails.table("net1", None, &used).unwrap(), first);
-        let asked = Rails {
+        let first = routing.table("net1", None, &BTreeSet::new()).unwrap();
+        assert_ne!(routing.table("net1", None, &used).unwrap(), first);
+        let asked = SourceRouting {
             table: Some(first),
-            ..rails
+            ..routing
         };
         assert!(
             asked
