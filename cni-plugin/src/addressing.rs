@@ -1,5 +1,5 @@
 //! What the pod's interfaces get: addresses, routes, source routing, and what the runtime is told of
-//! them. All but [`Pod::read`] is pure.
+//! them. Pure.
 //!
 //! The pod's default route and its DNS stay where they are. A default route of a network goes to the
 //! main table only if the pod has none, else to the table of its interface alone.
@@ -12,7 +12,7 @@ use attachment::{
 };
 use cni_wire::{CniResult, Code, IpConfig, text::list};
 use ipnetwork::IpNetwork;
-use netlink::{Socket, address, route, rule};
+use netlink::{address, route};
 use netlink_packet_route::{
     AddressFamily,
     address::{AddressAttribute, AddressFlags, AddressMessage},
@@ -65,31 +65,6 @@ pub struct Addressing {
     /// Its addresses, each of interface 0, and the network's routes with the next hop and the table
     /// that they got.
     pub result: CniResult,
-}
-
-impl Pod {
-    /// Reads what these interfaces can conflict with.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
-    pub fn read(inside: &mut Socket, requests: &[Request<'_>]) -> netlink::Result<Pod> {
-        let can_have_default = |request: &Request<'_>| {
-            let is_default = |leased: &CniResult| leased.routes.iter().any(|r| r.dst.prefix() == 0);
-            request.config.accept_ra || request.leased.is_none_or(is_default)
-        };
-        let mut defaults = Vec::new();
-        if requests.iter().any(can_have_default) {
-            for family in route::FAMILIES {
-                let found = route::list_table(inside, family, route::MAIN, |length| length == 0)?;
-                defaults.extend((!found.is_empty()).then_some(family));
-            }
-        }
-        let rules = rule::list(inside, AddressFamily::Unspec)?;
-        Ok(Pod {
-            defaults,
-            tables: rules.iter().map(rule::table_of).collect(),
-        })
-    }
 }
 
 /// Decides for the interfaces of an attachment, in their order.
@@ -434,6 +409,7 @@ mod tests {
     use super::*;
     use crate::{config::ChildKind, source_routing::SourceRouting};
     use attachment::netdev::{display, identity::Identity};
+    use netlink::rule;
 
     const V4: AddressFamily = AddressFamily::Inet;
 

@@ -12,11 +12,12 @@ use hca::Host;
 use netlink::{
     Namespace, Socket,
     link::{self, By, Child, NewChild},
+    rule,
 };
+use netlink_packet_route::AddressFamily;
 use netlink_packet_route::link::MacVlanMode;
-use rdma_netdev::apply;
+use rdma_netdev::addressing::{Pod, Request, addressing};
 use rdma_netdev::config::{Attach, ChildKind, Config};
-use rdma_netdev::interface_config::InterfaceConfig;
 use rdma_netdev::resolve::{HostLink, NodeNetwork};
 
 fn main() -> Result<()> {
@@ -54,13 +55,25 @@ fn main() -> Result<()> {
         }],
         ..CniResult::default()
     };
-    let interface_config = InterfaceConfig::of_result(
-        Attach::Child(ChildKind::Macvlan),
-        &Config::default(),
-        &result,
-    )?;
-    pod.enter(&own, || {
-        apply::configure(&mut inside, &host.proc, &made, &interface_config)
-    })??;
+    let config = Config {
+        attach: Attach::Child(ChildKind::Macvlan),
+        ..Config::default()
+    };
+    let request = Request {
+        ifname: name,
+        rail: None,
+        config: &config,
+        mtu: None,
+        leased: Some(&result),
+        moved: None,
+    };
+    let rules = rule::list(&mut inside, AddressFamily::Unspec)?;
+    let there = Pod {
+        tables: rules.iter().map(rule::table_of).collect(),
+        ..Pod::default()
+    };
+    let all = addressing(&[request], &there)?;
+    let interface = &all.first().context("no interface")?.interface;
+    pod.enter(&own, || interface.apply(&mut inside, &host.proc, &made))??;
     Ok(())
 }
