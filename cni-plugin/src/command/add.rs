@@ -260,8 +260,7 @@ impl Add<'_> {
                     && !link.is_infiniband()
                 {
                     node.log.warn(format_args!(
-                        "{}: {} has no carrier yet: neighbours learn its IPv6 addresses when the \
-                         carrier comes, its IPv4 addresses by the pod's first ARP",
+                        "{}: {} has no carrier: neighbours learn its addresses when the pod first sends",
                         self.id, link.name
                     ));
                 }
