@@ -1,5 +1,5 @@
 //! What the pod's interfaces get: addresses, routes, source routing, and what the runtime is told of
-//! them. All but [`Pod::read`] is pure.
+//! them. Pure.
 //!
 //! The pod's default route and its DNS stay where they are. A default route of a network goes to the
 //! main table only if the pod has none, else to the table of its interface alone.
@@ -12,7 +12,7 @@ use attachment::{
 };
 use cni_wire::{CniResult, Code, IpConfig, text::list};
 use ipnetwork::IpNetwork;
-use netlink::{Socket, address, route, rule};
+use netlink::{address, route};
 use netlink_packet_route::{
     AddressFamily,
     address::{AddressAttribute, AddressFlags, AddressMessage},
@@ -24,8 +24,8 @@ use netlink_packet_route::{
 
 use crate::{
     config::{Attach, Config},
-    decide,
     error::Error,
+    decide,
 };
 
 /// `RT_SCOPE_LINK`
@@ -65,31 +65,6 @@ pub struct Addressing {
     /// Its addresses, each of interface 0, and the network's routes with the next hop and the table
     /// that they got.
     pub result: CniResult,
-}
-
-impl Pod {
-    /// Reads what these interfaces can conflict with.
-    ///
-    /// # Errors
-    /// The kernel's refusal.
-    pub fn read(inside: &mut Socket, requests: &[Request<'_>]) -> netlink::Result<Pod> {
-        let can_have_default = |request: &Request<'_>| {
-            let is_default = |leased: &CniResult| leased.routes.iter().any(|r| r.dst.prefix() == 0);
-            request.config.accept_ra || request.leased.is_none_or(is_default)
-        };
-        let mut defaults = Vec::new();
-        if requests.iter().any(can_have_default) {
-            for family in route::FAMILIES {
-                let found = route::list_table(inside, family, route::MAIN, |length| length == 0)?;
-                defaults.extend((!found.is_empty()).then_some(family));
-            }
-        }
-        let rules = rule::list(inside, AddressFamily::Unspec)?;
-        Ok(Pod {
-            defaults,
-            tables: rules.iter().map(rule::table_of).collect(),
-        })
-    }
 }
 
 /// Decides for the interfaces of an attachment, in their order.
@@ -278,100 +253,82 @@ pub fn routes(result: &CniResult) -> Vec<RouteMessage> {
 /// Where a route leads: to its own next hop, else to the first gateway of its family, else to a
 /// gateway of another family that an address of its own family has.
 fn next_hop(route: &cni_wire::Route, ips: &[IpConfig]) -> Option<IpAddr> {
+    if route.gw.is_some() || route.scope.is_some_and(|scope| scope >= LINK_SCOPE) {
+        return route.gw;
+    }
     let v4 = route.dst.is_ipv4();
-    let gateways = || {
-        ips.iter()
-            .filter_map(|ip| Some((ip.address.is_ipv4(), ip.gateway?)))
-    };
-    match route.gw {
-        None if route.scope.is_some_and(|scope| scope >= LINK_SCOPE) => None,
-        None => gateways()
-            .find(|(_, gateway)| gateway.is_ipv4() == v4)
-            .or_else(|| gateways().find(|(of_v4, _)| *of_v4 == v4))
-            .map(|(_, gateway)| gateway),
-        gateway => gateway,
-    }
+    let mut gateways = ips.iter().filter_map(|ip| ip.gateway);
+    let mut of_family = ips.iter().filter(|ip| ip.address.is_ipv4() == v4);
+    gateways
+        .find(|gateway| gateway.is_ipv4() == v4)
+        .or_else(|| of_family.find_map(|ip| ip.gateway))
 }
 
-/// Refuses next hops that no host can be, or that are out of reach, and routes that the kernel would refuse,
-/// or take for something else. Code 7 names the gateway or route.
+/// Code 7 names the gateway or route that cannot be.
 fn check_result(result: &CniResult) -> Result<(), Error> {
-    let wrong = |what: String, why: String| {
-        Err(Error::new(Code::InvalidConfig, format!("{what}: {why}"))
-            .with_details("correct gateway or routes of the network's ipam"))
-    };
-    for ip in &result.ips {
+    let gateways = result.ips.iter().filter_map(|ip| {
         // One gateway stands beside addresses of both families in whereabouts' configuration.
-        let gateway = ip.gateway.filter(|gw| gw.is_ipv4() == ip.address.is_ipv4());
-        if let Some((gateway, why)) = gateway.and_then(|gw| Some((gw, unreachable(gw, result)?))) {
-            return wrong(format!("gateway {gateway} of address {}", ip.address), why);
-        }
+        let gateway = ip
+            .gateway
+            .filter(|gw| gw.is_ipv4() == ip.address.is_ipv4())?;
+        let why = unreachable(gateway, result)?;
+        Some(format!(
+            "gateway {gateway} of address {}: {why}",
+            ip.address
+        ))
+    });
+    let routes = result.routes.iter().filter_map(|route| {
+        let why = impossible(route, result)?;
+        let via = route.gw.map_or(String::new(), |gw| format!(" via {gw}"));
+        Some(format!("route to {}{via}: {why}", route.dst))
+    });
+    match gateways.chain(routes).next() {
+        Some(wrong) => Err(Error::new(Code::InvalidConfig, wrong)
+            .with_details("correct gateway or routes of the network's ipam")),
+        None => Ok(()),
     }
-    for route in &result.routes {
-        let next_hop = route.gw;
-        let what = match next_hop {
-            Some(next_hop) => format!("route to {} via {next_hop}", route.dst),
-            None => format!("route to {}", route.dst),
-        };
-        if route.table == Some(LOCAL_TABLE) {
-            return wrong(what, format!("table {LOCAL_TABLE} is the kernel's own"));
-        }
-        if let Some(scope) = route.scope
-            && (scope > LINK_SCOPE || scope == LINK_SCOPE && next_hop.is_some())
-        {
-            return wrong(
-                what,
-                format!("scope {scope} does not fit a route out of an interface"),
-            );
-        }
-        if let Some(next_hop) = next_hop {
-            if next_hop.is_ipv4() && !route.dst.is_ipv4() {
-                return wrong(
-                    what,
-                    "an IPv6 route cannot have an IPv4 next hop".to_owned(),
-                );
-            }
-            if result.ips.iter().any(|ip| ip.address.ip() == next_hop) {
-                let why = "is the interface's own address; exclude it from the range";
-                return wrong(what, format!("{next_hop} {why}"));
-            }
-            if let Some(why) = unreachable(next_hop, result) {
-                return wrong(what, why);
-            }
-        }
-    }
-    Ok(())
 }
 
-/// Why an address is not the one of a host in a network.
-fn reserved(address: IpAddr, network: IpNetwork) -> Option<String> {
-    if address.is_ipv6() || network.prefix() >= 31 {
-        return None;
+/// Why the kernel would refuse a route out of an interface, or take it for something else.
+fn impossible(route: &cni_wire::Route, result: &CniResult) -> Option<String> {
+    let scope = route.scope.unwrap_or(0);
+    match route.gw {
+        _ if route.table == Some(LOCAL_TABLE) => {
+            Some(format!("table {LOCAL_TABLE} is the kernel's own"))
+        }
+        gw if scope > LINK_SCOPE || (scope == LINK_SCOPE && gw.is_some()) => Some(format!(
+            "scope {scope} does not fit a route out of an interface"
+        )),
+        Some(IpAddr::V4(_)) if !route.dst.is_ipv4() => {
+            Some("an IPv6 route cannot have an IPv4 next hop".to_owned())
+        }
+        Some(gw) if result.ips.iter().any(|ip| ip.address.ip() == gw) => Some(format!(
+            "{gw} is the interface's own address; exclude it from the range"
+        )),
+        gw => unreachable(gw?, result),
     }
-    let which = match address {
-        _ if address == network.network() => "network",
-        _ if address == network.broadcast() => "broadcast",
-        _ => return None,
-    };
-    let (first, prefix) = (network.network(), network.prefix());
-    Some(format!(
-        "{address} is the {which} address of {first}/{prefix}"
-    ))
 }
 
-/// Why a next hop is none for an interface with this result.
+/// Why an interface with this result does not reach a gateway.
 fn unreachable(gateway: IpAddr, result: &CniResult) -> Option<String> {
     let is_broadcast = matches!(gateway, IpAddr::V4(v4) if v4.is_broadcast());
     if gateway.is_unspecified() || gateway.is_multicast() || gateway.is_loopback() || is_broadcast {
         return Some(format!("{gateway} is not the address of a host"));
     }
     let networks = || result.ips.iter().map(|ip| ip.address);
+    let reserved = |network: IpNetwork| match network {
+        _ if network.is_ipv6() || network.prefix() >= 31 => None,
+        _ if gateway == network.network() => Some(format!("the network address of {network}")),
+        _ if gateway == network.broadcast() => Some(format!("the broadcast address of {network}")),
+        _ => None,
+    };
     let mut around = networks()
         .filter(|network| network.contains(gateway))
         .peekable();
     if around.peek().is_some() {
-        let all: Option<Vec<String>> = around.map(|network| reserved(gateway, network)).collect();
-        return all?.pop();
+        // One network is enough in which it is a host.
+        let all: Option<Vec<String>> = around.map(reserved).collect();
+        return Some(format!("{gateway} is {}", all?.pop()?));
     }
     // A pod with a single address (/32) still reaches its gateway over this link.
     let is_single = |network: IpNetwork| {
@@ -452,6 +409,7 @@ mod tests {
     use super::*;
     use crate::{config::ChildKind, source_routing::SourceRouting};
     use attachment::netdev::{display, identity::Identity};
+    use netlink::rule;
 
     const V4: AddressFamily = AddressFamily::Inet;
 
@@ -585,12 +543,12 @@ mod tests {
             (
                 &[v4],
                 via("10.9.0.0/16", "10.0.0.0"),
-                "network address of 10.0.0.0/24",
+                "network address of 10.0.0.5/24",
             ),
             (
                 &[v4],
                 via("10.9.0.0/16", "10.0.0.255"),
-                "broadcast address of 10.0.0.0/24",
+                "broadcast address of 10.0.0.5/24",
             ),
             (&[v4], via("10.9.0.0/16", "10.0.0.5"), "own address"),
             (

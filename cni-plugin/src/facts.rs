@@ -27,7 +27,9 @@ use hca::{HcaId, Host, MacAddress, NetnsMode, lookup};
 use netlink::{
     Name, Socket,
     link::{self, By},
+    route, rule,
 };
+use netlink_packet_route::AddressFamily;
 use node::policy::{FabricAddresses, Policy};
 
 pub use dependents::Dependent;
@@ -36,6 +38,7 @@ pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
 pub use target::{Missing, lacks_target, move_target, name_of};
 
 use crate::{
+    addressing,
     allocation::{self, Allocated, Devices},
     bind::Bound,
     config::{self, Attach, ChildKind, Config, UnitHcas},
@@ -338,6 +341,27 @@ pub(crate) fn read<'n>(
         facts.allocated = Some(held.map(|held| held.allocated()));
     }
     Ok(facts)
+}
+
+/// What of the pod's these interfaces can conflict with.
+///
+/// # Errors
+/// The kernel's refusal.
+pub(crate) fn pod(
+    inside: &mut Socket,
+    requests: &[addressing::Request<'_>],
+) -> netlink::Result<addressing::Pod> {
+    let has_default = |leased: &CniResult| leased.routes.iter().any(|r| r.dst.prefix() == 0);
+    let mut pod = addressing::Pod::default();
+    if (requests.iter()).any(|r| r.config.accept_ra || r.leased.is_none_or(has_default)) {
+        for family in route::FAMILIES {
+            let found = route::list_table(inside, family, route::MAIN, |length| length == 0)?;
+            pod.defaults.extend((!found.is_empty()).then_some(family));
+        }
+    }
+    let rules = rule::list(inside, AddressFamily::Unspec)?;
+    pod.tables = rules.iter().map(rule::table_of).collect();
+    Ok(pod)
 }
 
 /// The NIC that a part is of.

@@ -189,19 +189,15 @@ fn check_addresses(
         let unknown = StoreError::unknown(policy, &read.store);
         return Err(Error::new(Code::Policy, &unknown).with_details(unknown.remedy()));
     }
-    let examples = read.examples()?;
-    let requests: Vec<_> = examples
-        .iter()
-        .map(|leased| addressing::Request {
+    for leased in read.examples()? {
+        let request = addressing::Request {
             ifname: "net1",
             rail: None,
             config,
             mtu: config.mtu,
-            leased: Some(leased),
+            leased: Some(&leased),
             moved: None,
-        })
-        .collect();
-    for request in requests {
+        };
         addressing(&[request], &addressing::Pod::default())?;
     }
     let ranges = read.all_ranges();

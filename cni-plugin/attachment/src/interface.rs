@@ -107,8 +107,9 @@ impl InterfaceConfig {
     }
 
     /// Announces the addresses of a link that came up without a carrier, if it has one by now. Returns
-    /// whether neighbours were told. Without a carrier the kernel drops what is sent; when the carrier
-    /// comes, it advertises IPv6 addresses by itself (`ndisc_notify`).
+    /// whether neighbours were told. Without a carrier the kernel drops what is sent, and when it comes,
+    /// neither `arp_notify` nor `ndisc_notify` sends anything for an address that is not tentative
+    /// (`addrconf_dad_run()`).
     ///
     /// IPoIB waits for its carrier until `deadline` and is announced in any case: neighbours know its
     /// address by its queue pair, which is new. Call from within the pod's namespace; `link` is read

@@ -3,6 +3,7 @@
 //!
 //! - [`node`]: the node's roots, policy, journal and network namespace;
 //! - [`journal`]: what was begun, written before it is;
+//! - [`interface`]: how an interface is set up in the pod;
 //! - [`netdev`]: a netdev's whole state, and restoring it;
 //! - [`rdma`]: RDMA devices that went with it, and returning them;
 //! - [`cdi_file`]: CDI files of its slots, where HCAs were bound late;

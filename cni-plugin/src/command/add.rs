@@ -186,7 +186,7 @@ fn complete(
         })
     };
     let requests: Vec<_> = parts.iter().zip(leased).filter_map(request).collect();
-    let all = addressing(&requests, &addressing::Pod::read(inside, &requests)?)?;
+    let all = addressing(&requests, &facts::pod(inside, &requests)?)?;
     if all.is_empty() {
         return Ok((parts, vec![CniResult::default()]));
     }

@@ -1,4 +1,4 @@
-//! Rails: a pod with several RDMA interfaces in one subnet, each used for its own addresses.
+//! Source routing: a pod with several RDMA interfaces in one subnet, each used for its own addresses.
 
 use std::net::UdpSocket;
 use std::thread;
@@ -19,15 +19,27 @@ pub(crate) const CASES: &[Case] = &[
         Netns,
         Macvlan
     ),
-    case!(the_pods_way_out_stays_where_it_is, Root, Netns, Macvlan),
-    case!(a_moved_nic_is_a_rail_when_asked, Root, Netns),
-    case!(rails_can_be_switched_off, Root, Netns, Macvlan),
     case!(
-        a_rail_too_small_for_ipv6_has_its_settings,
+        the_pods_default_route_stays_where_it_is,
         Root,
         Netns,
         Macvlan
     ),
+    case!(
+        a_pod_without_a_default_route_has_that_of_its_first_network,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(a_moved_nic_has_the_table_of_its_network, Root, Netns),
+    case!(source_routing_can_be_switched_off, Root, Netns, Macvlan),
+    case!(
+        an_interface_too_small_for_ipv6_has_its_settings,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(a_nic_without_carrier_is_a_warning, Root, Netns),
     case!(check_sees_a_missing_rule, Root, Netns, Macvlan),
 ];
 
@@ -68,7 +80,7 @@ fn pod(host: &CniHost) -> Result<Netns> {
     Ok(pod)
 }
 
-fn rail(host: &CniHost, number: u32, more: &Value) -> Value {
+fn network(host: &CniHost, number: u32, more: &Value) -> Value {
     let mut ipam = host.own_ipam(
         "10.9.0.0/24",
         &format!("10.9.0.{}", 100 + number),
@@ -128,15 +140,8 @@ fn each_address_leaves_and_answers_through_its_own_interface() -> Result<()> {
     let rules_before = pod.ip("rule")?;
     for number in [0, 1] {
         let call = host.call(&pod, "c1", &format!("net{}", number + 1));
-        let config = rail(&host, number, &json!({}));
+        let config = network(&host, number, &json!({}));
         addresses.push(ips(&run(&call, "ADD", &config)?)?);
-        if number == 0 {
-            assert_eq!(
-                pod.ip("rule")?,
-                rules_before,
-                "the first is no rail: it has the main table"
-            );
-        }
         calls.push((call, config));
     }
     for (index, [v4, v6]) in addresses.iter().enumerate() {
@@ -145,6 +150,13 @@ fn each_address_leaves_and_answers_through_its_own_interface() -> Result<()> {
             let way = pod.ip(&format!("{family} route get {near} from {from}"))?;
             assert!(way.contains(&format!("dev {interface} ")), "{way}");
         }
+        // Each has its rules from the start, so another network's subnet is reached by the gateway.
+        for by in [format!("from {v4}"), format!("oif {interface}")] {
+            let way = pod.ip(&format!("route get 192.0.2.1 {by}"))?;
+            let expected = format!("via 10.9.0.254 dev {interface} ");
+            assert!(way.contains(&expected), "{by}: {way}");
+        }
+        assert_eq!(sysctl(&pod, &interface, "rp_filter")?, "2");
         // What is asked of the address is answered with its own interface's MAC address alone.
         assert_eq!(
             resolved(&switch, v4)?,
@@ -154,17 +166,10 @@ fn each_address_leaves_and_answers_through_its_own_interface() -> Result<()> {
         assert_eq!(sysctl(&pod, &interface, "arp_ignore")?, "1");
         assert_eq!(sysctl(&pod, &interface, "arp_announce")?, "2");
     }
-    let way = pod.ip(&format!("route get 192.0.2.1 from {}", addresses[1][0]))?;
-    assert!(way.contains("via 10.9.0.254 dev net2"), "{way}");
-    assert!(
-        pod.ip("route get 192.0.2.1 oif net2")?
-            .contains("via 10.9.0.254 dev net2")
-    );
     assert!(
         pod.ip("route get 192.0.2.1")?
             .contains("via 10.244.0.1 dev eth0")
     );
-    assert_eq!(sysctl(&pod, "net2", "rp_filter")?, "2");
     let main = pod.ip("route show table main")?;
     assert!(main.contains(&format!(
         "10.9.0.0/24 dev net2 proto kernel scope link src {}",
@@ -178,11 +183,11 @@ fn each_address_leaves_and_answers_through_its_own_interface() -> Result<()> {
     same(&before, &host.picture()?, "after DEL")
 }
 
-fn the_pods_way_out_stays_where_it_is() -> Result<()> {
+fn the_pods_default_route_stays_where_it_is() -> Result<()> {
     let (host, _switch) = on_one_switch()?;
     let pod = pod(&host)?;
     let call = host.call(&pod, "c1", "net1");
-    let mut config = rail(&host, 0, &json!({}));
+    let mut config = network(&host, 0, &json!({}));
     config["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "10.50.0.0/16"}]);
     let result = run(&call, "ADD", &config)?;
     let [v4, _] = ips(&result)?;
@@ -221,7 +226,30 @@ fn the_pods_way_out_stays_where_it_is() -> Result<()> {
     Ok(())
 }
 
-fn a_moved_nic_is_a_rail_when_asked() -> Result<()> {
+fn a_pod_without_a_default_route_has_that_of_its_first_network() -> Result<()> {
+    let (host, _switch) = on_one_switch()?;
+    let pod = host.pod()?;
+    let mut addresses = Vec::new();
+    for number in [0, 1] {
+        let call = host.call(&pod, "c1", &format!("net{}", number + 1));
+        let mut config = network(&host, number, &json!({}));
+        config["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0"}]);
+        let result = run(&call, "ADD", &config)?;
+        let table = &result["routes"][0]["table"];
+        assert_eq!(table.is_null(), number == 0, "{result}");
+        addresses.push(ips(&result)?);
+        config["prevResult"] = result;
+        run(&call, "CHECK", &config)?;
+    }
+    let defaults = pod.ip("route show default table main")?;
+    assert_eq!(defaults.lines().count(), 1, "{defaults}");
+    assert!(defaults.contains("via 10.9.0.254 dev net1"), "{defaults}");
+    let way = pod.ip(&format!("route get 192.0.2.1 from {}", addresses[1][0]))?;
+    assert!(way.contains("via 10.9.0.254 dev net2"), "{way}");
+    Ok(())
+}
+
+fn a_moved_nic_has_the_table_of_its_network() -> Result<()> {
     let host = CniHost::new()?;
     host.add_nic("nic1", "peer1")?;
     let before = host.picture()?;
@@ -240,7 +268,7 @@ fn a_moved_nic_is_a_rail_when_asked() -> Result<()> {
     );
     // The table is this interface's: another one cannot ask for it.
     let second = host.call(&pod, "c1", "net2");
-    let mut other = rail(&host, 1, &json!({"rails": {"table": 77}}));
+    let mut other = network(&host, 1, &json!({"rails": {"table": 77}}));
     let (code, message) = second.run("ADD", other.to_string().as_bytes())?.refusal()?;
     assert_eq!(code, 7);
     assert!(
@@ -255,13 +283,17 @@ fn a_moved_nic_is_a_rail_when_asked() -> Result<()> {
     same(&before, &host.picture()?, "after DEL")
 }
 
-fn rails_can_be_switched_off() -> Result<()> {
+fn source_routing_can_be_switched_off() -> Result<()> {
     let (host, _switch) = on_one_switch()?;
     let pod = pod(&host)?;
     let rules = pod.ip("rule")?;
     for number in [0, 1] {
         let call = host.call(&pod, "c1", &format!("net{}", number + 1));
-        run(&call, "ADD", &rail(&host, number, &json!({"rails": false})))?;
+        run(
+            &call,
+            "ADD",
+            &network(&host, number, &json!({"rails": false})),
+        )?;
     }
     assert_eq!(pod.ip("rule")?, rules);
     assert_eq!(
@@ -273,7 +305,7 @@ fn rails_can_be_switched_off() -> Result<()> {
 
 /// The kernel takes IPv6 away from an interface whose MTU is below 1280 (RFC 8200 5), and refuses a
 /// request that has a setting of it.
-fn a_rail_too_small_for_ipv6_has_its_settings() -> Result<()> {
+fn an_interface_too_small_for_ipv6_has_its_settings() -> Result<()> {
     let (host, _switch) = on_one_switch()?;
     let pod = pod(&host)?;
     let call = host.call(&pod, "c1", "net1");
@@ -281,7 +313,7 @@ fn a_rail_too_small_for_ipv6_has_its_settings() -> Result<()> {
     run(
         &call,
         "ADD",
-        &rail(&host, 0, &json!({"mtu": 1000, "ipam": ipam})),
+        &network(&host, 0, &json!({"mtu": 1000, "ipam": ipam})),
     )?;
     ensure!(
         pod.ip("-6 addr show dev net1")?.is_empty(),
@@ -297,11 +329,30 @@ fn a_rail_too_small_for_ipv6_has_its_settings() -> Result<()> {
     Ok(())
 }
 
+/// Without a carrier the kernel drops an announcement. ADD does not wait for one.
+fn a_nic_without_carrier_is_a_warning() -> Result<()> {
+    let host = CniHost::new()?;
+    let pod = host.pod()?;
+    let call = host.call(&pod, "c1", "net1");
+    let ipam = host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
+    let config = host.config(&json!({"attach": "move", "device": "nic0", "ipam": ipam}));
+    let warnings = || -> Result<usize> {
+        let answer = call.run("ADD", config.to_string().as_bytes())?;
+        answer.success()?;
+        run(&call, "DEL", &config)?;
+        Ok(answer.stderr.matches("net1 has no carrier").count())
+    };
+    assert_eq!(warnings()?, 0);
+    host.netns.ip("link set peer0 down")?;
+    assert_eq!(warnings()?, 1);
+    Ok(())
+}
+
 fn check_sees_a_missing_rule() -> Result<()> {
     let (host, _switch) = on_one_switch()?;
     let pod = pod(&host)?;
     let call = host.call(&pod, "c1", "net1");
-    let mut config = rail(&host, 0, &json!({"rails": {"priority": 300}}));
+    let mut config = network(&host, 0, &json!({"rails": {"priority": 300}}));
     let result = run(&call, "ADD", &config)?;
     config["prevResult"] = result;
     run(&call, "CHECK", &config)?;
