@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use attachment::{
     addresses::Ipam,
-    journal::{Key, Lock, Record},
+    journal::{Key, Lock, Record, Sharing},
     netdev::snapshot::Identity,
     node::Node,
 };
@@ -45,7 +45,7 @@ use crate::{
     plan::Plan,
     rdma,
     recover::{self, Recovered},
-    resolve::{self, Resolved},
+    resolve::{self, HostLink, Resolved},
 };
 
 /// The longest configuration, with `prevResult`, that is attached: a page is usual.
@@ -194,20 +194,22 @@ impl Add<'_> {
     /// Completes the plans and writes them down. Netdevs of the host are kept from being moved until the
     /// children on them are made: a move that was quicker has taken the netdev, and the kernel refuses
     /// the child.
-    fn plan(&mut self, nics: &mut [Nic]) -> Result<Vec<Lock>, Error> {
+    fn plan(&mut self, nics: &mut [Nic]) -> Result<Lock, Error> {
         if self.config.attach != Attach::RdmaOnly {
             self.give(nics)?;
         }
-        let mut kept = Vec::new();
         for Nic { plan, .. } in &*nics {
             self.node.log.debug(format_args!("plan: {plan}"));
-            if let (Resolved::Child { .. }, Some(host)) =
-                (&plan.resolved, plan.resolved.host_link())
-            {
-                let identity = Identity::on(&self.node.roots, &host.link);
-                kept.push(self.node.journal.lock_in_place(&identity)?);
-                recover::check_unclaimed(self.node, host)?;
-            }
+        }
+        let below = nics.iter().filter_map(|nic| match &nic.plan.resolved {
+            Resolved::Child { parent, .. } => Some(parent),
+            _ => None,
+        });
+        let of = |host: &HostLink| Identity::on(&self.node.roots, &host.link);
+        let identities: Vec<Identity> = below.clone().map(of).collect();
+        let kept = self.node.journal.lock_all(&identities, Sharing::Shared)?;
+        for host in below {
+            recover::check_unclaimed(self.node, host)?;
         }
         let parts = nics.iter().map(|nic| nic.plan.part()).collect();
         let record = self.record_of(parts)?;

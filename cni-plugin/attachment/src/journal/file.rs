@@ -1,16 +1,15 @@
 //! Locking and removing the journal's files.
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{self, DirBuilder, File, Metadata},
     hash::Hasher,
     io,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
-use fnv::FnvHasher;
 use netlink::socket::observer;
 use nix::{
     errno::Errno,
@@ -80,6 +79,16 @@ fn range(kind: libc::c_int, start: i64, length: i64) -> libc::flock {
     }
 }
 
+/// The byte of a file that stands for a name, of 2^62. A pod chooses a part of some names, so the hash
+/// has a key that a pod cannot know: inode and time of creation of the file, which is never written.
+#[expect(deprecated, reason = "the only hash of std that takes a key")]
+fn byte_of(name: &str, file: &Metadata) -> i64 {
+    let created = (file.mtime() << 30) ^ file.mtime_nsec();
+    let mut hasher = std::hash::SipHasher::new_with_keys(file.ino(), created.cast_unsigned());
+    hasher.write(name.as_bytes());
+    (hasher.finish() >> 2).cast_signed()
+}
+
 /// Holds all locks in the file at `path` while the returned file is open; none without a file. It may
 /// be removed then: a call that waits for it takes the new one.
 ///
@@ -96,7 +105,7 @@ pub fn hold_all(path: &Path) -> io::Result<Option<File>> {
 
 /// Who else may hold a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sharing {
+pub enum Sharing {
     Exclusive,
     Shared,
 }
@@ -122,75 +131,92 @@ impl Lock {
     /// # Errors
     /// [`Kind::Locked`] where another has it for longer than `timeout`.
     pub fn exclusive(path: &Path, name: &str, timeout: Duration) -> Result<Self, Error> {
-        Self::take(path, name, Sharing::Exclusive, timeout)
+        Self::take(path, &[name], Sharing::Exclusive, timeout)
     }
 
-    /// Locks one byte of the file at `path`, which is made and stays. The byte is the one that `name`
-    /// hashes to, of 2^62. A byte is locked for an open file (`F_OFD_SETLK`), so threads exclude each
-    /// other as processes do.
+    /// Locks one byte of the file at `path` for each name; the file is made and stays. Bytes are locked
+    /// for an open file (`F_OFD_SETLK`), so threads exclude each other as processes do; and in their
+    /// order, so that two calls never wait for each other.
     ///
     /// A file system that takes no writes any more gives shared locks alone: a DEL returns what it
     /// can, and no ADD can record anything there.
     pub(super) fn take(
         path: &Path,
-        name: &str,
+        names: &[&str],
         sharing: Sharing,
         timeout: Duration,
     ) -> Result<Self, Error> {
-        let (file, is_writable) = match open_to_write(path, File::options().create(true)) {
-            Err(e) if e.kind() == Some(io::ErrorKind::ReadOnlyFilesystem) => {
-                let file = trust::open(path, File::options().read(true))?;
-                (file.ok_or(e)?, false)
-            }
-            opened => (opened?, true),
-        };
-        let kind = match (sharing, is_writable) {
-            (Sharing::Exclusive, true) => libc::F_WRLCK,
-            _ => libc::F_RDLCK,
-        };
-        let mut hasher = FnvHasher::default();
-        hasher.write(name.as_bytes());
-        let range = range(kind, (hasher.finish() >> 2).cast_signed(), 1);
         let started = Instant::now();
-        let mut pause = FIRST_RETRY_INTERVAL;
         loop {
-            match fcntl(&file, FcntlArg::F_OFD_SETLK(&range)) {
-                Ok(_) => {
-                    // Removed or replaced meanwhile: others lock the file that has the name now.
-                    let (own, named) = (file.metadata(), path.symlink_metadata());
-                    let same = |(a, b): (std::fs::Metadata, std::fs::Metadata)| {
-                        use std::os::unix::fs::MetadataExt as _;
-                        (a.dev(), a.ino()) == (b.dev(), b.ino())
-                    };
-                    if !own.ok().zip(named.ok()).is_some_and(same) {
-                        let left = timeout.saturating_sub(started.elapsed());
-                        return Self::take(path, name, sharing, left);
-                    }
-                    if let Some(observer) = observer().filter(|_| pause > FIRST_RETRY_INTERVAL) {
-                        let micros = started.elapsed().as_micros();
-                        observer(&format_args!("waited {micros} µs for the lock of {name}"));
-                    }
+            let (file, kind) = match open_to_write(path, File::options().create(true)) {
+                Err(e) if e.kind() == Some(io::ErrorKind::ReadOnlyFilesystem) => {
+                    let file = trust::open(path, File::options().read(true))?;
+                    (file.ok_or(e)?, libc::F_RDLCK)
+                }
+                opened => match sharing {
+                    Sharing::Exclusive => (opened?, libc::F_WRLCK),
+                    Sharing::Shared => (opened?, libc::F_RDLCK),
+                },
+            };
+            let unread = |e| Error::file("read the status of", path, e);
+            let own = file.metadata().map_err(unread)?;
+            let mut bytes: Vec<(i64, &str)> = names
+                .iter()
+                .map(|name| (byte_of(name, &own), *name))
+                .collect();
+            bytes.sort_unstable();
+            for (byte, name) in bytes {
+                wait(&file, path, &range(kind, byte, 1), name, started, timeout)?;
+            }
+            // Removed or replaced meanwhile: others lock the file that has the name now.
+            match path.symlink_metadata() {
+                Ok(named) if (named.dev(), named.ino()) == (own.dev(), own.ino()) => {
                     let path = path.to_owned();
                     return Ok(Lock { file, path });
                 }
-                Err(Errno::EAGAIN | Errno::EACCES) if started.elapsed() < timeout => {
-                    thread::sleep(pause);
-                    pause = (pause * 2).min(MAX_RETRY_INTERVAL);
-                }
-                Err(Errno::EAGAIN | Errno::EACCES) => {
-                    let what = format!(
-                        "another call holds the lock of {name} for more than {} s (fuser -v {} lists \
-                         the calls)",
-                        timeout.as_secs(),
-                        path.display()
-                    );
-                    return Err(Error::of(Kind::Locked, what).with_details(
-                        "an ADD or DEL of the same container and interface, or of the same netdev, is \
-                         running, or an IPAM program that it ran; try again",
-                    ));
-                }
-                Err(e) => return Err(Error::file("lock", path, e.into())),
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(unread(e)),
+                _ => {}
             }
+        }
+    }
+}
+
+/// Locks a byte, which stands for `name`, until `timeout` after `started`.
+fn wait(
+    file: &File,
+    path: &Path,
+    range: &libc::flock,
+    name: &str,
+    started: Instant,
+    timeout: Duration,
+) -> Result<(), Error> {
+    let mut pause = FIRST_RETRY_INTERVAL;
+    loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(range)) {
+            Ok(_) => {
+                if let Some(observer) = observer().filter(|_| pause > FIRST_RETRY_INTERVAL) {
+                    let micros = started.elapsed().as_micros();
+                    observer(&format_args!("waited {micros} µs for the lock of {name}"));
+                }
+                return Ok(());
+            }
+            Err(Errno::EAGAIN | Errno::EACCES) if started.elapsed() < timeout => {
+                thread::sleep(pause);
+                pause = (pause * 2).min(MAX_RETRY_INTERVAL);
+            }
+            Err(Errno::EAGAIN | Errno::EACCES) => {
+                let what = format!(
+                    "another call holds the lock of {name} for more than {} s (fuser -v {} lists \
+                     the calls)",
+                    timeout.as_secs(),
+                    path.display()
+                );
+                return Err(Error::of(Kind::Locked, what).with_details(
+                    "an ADD or DEL of the same container and interface, or of the same netdev, is \
+                     running, or an IPAM program that it ran; try again",
+                ));
+            }
+            Err(e) => return Err(Error::file("lock", path, e.into())),
         }
     }
 }
@@ -202,7 +228,7 @@ mod tests {
     use super::*;
 
     fn take(path: &Path, name: &str, sharing: Sharing) -> Result<Lock, Error> {
-        Lock::take(path, name, sharing, Duration::from_millis(5))
+        Lock::take(path, &[name], sharing, Duration::from_millis(5))
     }
 
     #[test]
@@ -258,6 +284,49 @@ mod tests {
             program.kill().unwrap();
             program.wait().unwrap();
         }
-        Lock::take(&path, "nic", Sharing::Exclusive, Duration::from_secs(10)).unwrap();
+        Lock::exclusive(&path, "nic", Duration::from_secs(10)).unwrap();
+    }
+
+    #[test]
+    fn several_names_are_locked_together_or_not_at_all() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("lock");
+        let both = |names: [&str; 2]| {
+            Lock::take(&path, &names, Sharing::Exclusive, Duration::from_millis(5))
+        };
+        let held = both(["a", "b"]).unwrap();
+        for name in ["a", "b"] {
+            take(&path, name, Sharing::Shared).unwrap_err();
+        }
+        both(["b", "c"]).unwrap_err();
+        take(&path, "c", Sharing::Exclusive).unwrap();
+        drop(held);
+        both(["a", "a"]).unwrap();
+    }
+
+    #[test]
+    fn the_byte_of_a_name_is_another_in_each_file() {
+        let place = tempfile::tempdir().unwrap();
+        for file in ["a", "b"] {
+            fs::write(place.path().join(file), "").unwrap();
+        }
+        let byte = |file| byte_of("nic", &fs::metadata(place.path().join(file)).unwrap());
+        assert_eq!(byte("a"), byte("a"));
+        assert_ne!(byte("a"), byte("b"));
+    }
+
+    #[test]
+    fn a_call_that_waited_takes_the_file_that_has_the_name_now() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("lock");
+        let held = take(&path, "nic", Sharing::Exclusive).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| Lock::exclusive(&path, "nic", Duration::from_secs(10)));
+            std::thread::sleep(Duration::from_millis(50));
+            fs::remove_file(&path).unwrap();
+            drop(held);
+            let _waited = waiting.join().unwrap().unwrap();
+            assert!(take(&path, "nic", Sharing::Exclusive).is_err());
+        });
     }
 }

@@ -14,6 +14,6 @@ pub mod record;
 pub mod store;
 
 use crate::error::{Error, Kind};
-pub use file::{Lock, hold_all};
+pub use file::{Lock, Sharing, hold_all};
 pub use record::{Netns, Part, RdmaDevice, Record};
 pub use store::{Journal, Key, Ownership, Records};

@@ -41,6 +41,8 @@ const NETDEV_LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest name a file may have (`NAME_MAX`), less what stands before it while a record is
 /// changed.
 const MAX_RECORD_NAME_BYTES: usize = 255 - NEW.len();
+/// The file of all locks.
+const LOCK: &str = "lock";
 /// Stands before the name of a record while it is written.
 const NEW: &str = ".new-";
 /// The most bytes of a record that is read. Usual are some ten kilobytes with the sysctls of a
@@ -152,8 +154,8 @@ impl Journal {
         self.directory.join("devices")
     }
 
-    fn take_lock(&self, name: &str, sharing: Sharing, timeout: Duration) -> Result<Lock, Error> {
-        Lock::take(&self.directory.join("lock"), name, sharing, timeout)
+    fn lock_name(&self, name: &str, timeout: Duration) -> Result<Lock, Error> {
+        Lock::exclusive(&self.directory.join(LOCK), name, timeout)
     }
 
     /// Whether only root, or the user this program runs as, can change what the journal says: a
@@ -294,7 +296,7 @@ impl Journal {
     /// name.
     fn draft(&self, key: &str) -> Result<Draft, Error> {
         let name = format!("{NEW}{key}");
-        let lock = self.take_lock(&name, Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)?;
+        let lock = self.lock_name(&name, NETDEV_LOCK_TIMEOUT)?;
         let path = self.attachments().join(name);
         remove(&path)?;
         let file = open_to_write(&path, File::options().create_new(true))?;
@@ -341,7 +343,7 @@ impl Journal {
     /// # Errors
     /// [`Kind::Locked`] when another holds it for longer; the file system's.
     pub fn lock_attachment(&self, key: &Key, timeout: Duration) -> Result<Lock, Error> {
-        self.take_lock(key.attachment(), Sharing::Exclusive, timeout)
+        self.lock_name(key.attachment(), timeout)
     }
 
     /// Holds the lock of a netdev: while it changes hands no other process may give or take it.
@@ -349,19 +351,29 @@ impl Journal {
     /// # Errors
     /// [`Kind::Locked`] when another holds it for too long; the file system's.
     pub fn lock(&self, identity: &Identity) -> Result<Lock, Error> {
-        self.take_lock(&identity.key(), Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
+        self.lock_all([identity], Sharing::Exclusive)
     }
 
-    /// Keeps a netdev where it is while a child is made on it and recorded. Others may do so at the same
-    /// time.
-    pub fn lock_in_place(&self, identity: &Identity) -> Result<Lock, Error> {
-        self.take_lock(&identity.key(), Sharing::Shared, NETDEV_LOCK_TIMEOUT)
+    /// Holds the locks of several netdevs, whatever their order. Shared, they stay where they are while
+    /// children are made on them and recorded; others may do so at the same time.
+    ///
+    /// # Errors
+    /// As [`Journal::lock`]; none of them is held then.
+    pub fn lock_all<'a>(
+        &self,
+        identities: impl IntoIterator<Item = &'a Identity>,
+        sharing: Sharing,
+    ) -> Result<Lock, Error> {
+        let keys: Vec<String> = identities.into_iter().map(Identity::key).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let path = self.directory.join(LOCK);
+        Lock::take(&path, &keys, sharing, NETDEV_LOCK_TIMEOUT)
     }
 
     /// Locks the moves of RDMA devices: each hands out a number of a character device, which two
     /// at a time could swap.
     pub fn lock_rdma(&self) -> Result<Lock, Error> {
-        self.take_lock("rdma", Sharing::Exclusive, NETDEV_LOCK_TIMEOUT)
+        self.lock_name("rdma", NETDEV_LOCK_TIMEOUT)
     }
 
     /// Who a netdev belongs to. Ask with its lock held.
