@@ -145,8 +145,8 @@ impl fmt::Display for Plan {
             write!(f, "; MAC {mac}")?;
         }
         let vf = self.snapshot.as_ref().and_then(|taken| taken.vf.as_ref());
-        for setting in vf.iter().flat_map(|vf| &vf.set) {
-            write!(f, "; VF {}", setting.text)?;
+        if let Some(vf) = vf.filter(|vf| !vf.set.is_empty()) {
+            write!(f, "; VF {}", vf.set)?;
         }
         match &self.given {
             Some(given) => given.fmt(f),

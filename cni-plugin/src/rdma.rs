@@ -19,7 +19,7 @@ use attachment::{
     rdma::{find, parents},
 };
 use cni_wire::Code;
-use hca::{CharDevice, Host, NetnsMode, PortId, chardev::verbs, lookup};
+use hca::{CharDevice, Guid, Host, NetnsMode, PortId, chardev::verbs, lookup};
 use netlink::{Namespace, link::Link, rdma};
 
 use crate::{config::Attach, error::Error};
@@ -159,7 +159,7 @@ pub(crate) fn of_netdev(
     Ok(names)
 }
 
-/// Describes the devices of these names for the journal.
+/// Describes the devices of these names for the journal. `guid` is what the attachment sets.
 ///
 /// # Errors
 /// Code 11: one is not in the host's namespace, or would not keep its character device.
@@ -167,6 +167,7 @@ pub(crate) fn describe(
     node: &Node,
     names: &BTreeSet<String>,
     numbers: Numbers,
+    guid: Option<Guid>,
 ) -> Result<Vec<RdmaDevice>, Error> {
     let Some(mut socket) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
         return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
@@ -187,10 +188,11 @@ pub(crate) fn describe(
         if let (Some((_, verbs)), Numbers::Promised) = (verbs, numbers) {
             keeps_its_number(name, &verbs.name, &nodes)?;
         }
+        let guids = device.node_guid.into_iter().chain(guid);
         Ok(RdmaDevice {
             name: device.name.clone(),
             index: device.index,
-            node_guid: device.node_guid.map(|guid| guid.to_string()),
+            node_guids: guids.map(|guid| guid.to_string()).collect(),
             parent: parents.get(name).cloned(),
         })
     };

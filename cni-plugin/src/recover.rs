@@ -126,7 +126,7 @@ impl Target {
             }
             Target::Hca(HcaId::NodeGuid(guid)) => {
                 let guid = guid.to_string();
-                let by_guid = rdma.iter().any(|d| d.node_guid.as_ref() == Some(&guid));
+                let by_guid = rdma.iter().any(|d| d.node_guids.contains(&guid));
                 by_guid
                     || part
                         .hcas
@@ -249,7 +249,7 @@ pub(crate) fn snapshot(
     let mut taken = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &nic.link)?;
     taken.identity = Identity::on(&node.roots, &nic.link);
     if let Some(address) = &taken.identity.bus_device {
-        taken.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+        taken.vf = Vf::read(&node.roots, &mut node.netns.socket, address)?;
     }
     let addresses = match ipam {
         Ipam::None => Addresses::OfHost,

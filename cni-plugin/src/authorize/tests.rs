@@ -336,7 +336,7 @@ fn passthru_needs_its_key_and_the_hca() {
 fn a_vf_setting_needs_the_policy() {
     let nic = Resolved::Move(hardware());
     let mut config = Config::default();
-    config.vf.guid = Some(Guid(0x0200_0000_0000_0008));
+    config.vf.node_guid = Some(Guid(0x0200_0000_0000_0008));
     config.vf.trust = Some(true);
     let asked = asking(&config);
     let mut allow = Allow::default();

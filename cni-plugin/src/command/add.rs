@@ -220,14 +220,16 @@ impl Add<'_> {
     /// Makes the interfaces; RDMA devices move first.
     fn make(&mut self, nics: &mut [Nic]) -> Result<(), Error> {
         let mut devices = Vec::new();
-        for Nic { plan, .. } in &*nics {
-            if let Some(taken) = &plan.snapshot {
+        let numbers = self.numbers();
+        for Nic { plan, .. } in &mut *nics {
+            if let (Some(taken), Resolved::Move(host)) = (&plan.snapshot, &mut plan.resolved) {
                 let journal = &self.node.journal;
                 journal.take(&taken.identity, self.key, &self.node.boot)?;
+                host.link = vf::apply(self.node, taken, host.link.clone(), numbers)?;
             }
             devices.extend(plan.rdma.iter().cloned());
         }
-        rdma::move_in(self.node, self.pod, &devices, self.numbers())?;
+        rdma::move_in(self.node, self.pod, &devices, numbers)?;
         for nic in &mut *nics {
             nic.link = apply::make(&mut self.node.netns, self.pod, self.inside, &nic.plan)
                 .map_err(|refused| resolve::explain(self.node, &nic.plan.resolved, refused))?;

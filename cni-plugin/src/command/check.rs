@@ -52,7 +52,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
             }
         }
         if let Some((taken, vf)) = part.moved.as_ref().and_then(|m| Some((m, m.vf.as_ref()?)))
-            && let Some(unset) = vf.unset(&node.roots.sys, &mut node.netns.socket)?
+            && let Some(unset) = vf.check(&node.roots.sys, &mut node.netns.socket)?
         {
             return Err(differs(format!("VF {} has lost {unset}", taken.name)));
         }

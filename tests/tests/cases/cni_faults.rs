@@ -576,7 +576,7 @@ fn a_lock_file_that_cannot_be_read_fails_at_once() -> Result<()> {
         let refused = inject(&fixture.call(), "ADD", &fixture.config, &point, "error=EIO")?;
         let (code, message) = refused.refusal()?;
         ensure!(
-            code == 102 && message.contains("lock"),
+            code == 105 && message.contains("lock"),
             "{point:?}: {code} {message}"
         );
         ensure!(started.elapsed() < Duration::from_secs(8), "{point:?}");

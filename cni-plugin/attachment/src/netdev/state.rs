@@ -212,15 +212,7 @@ impl<'a> Restoration<'a> {
         let Some(vf) = &self.before.vf else {
             return;
         };
-        let restored = vf.restore(self.sys, self.netdev.socket);
-        let refused = restored.unwrap_or_else(|e| vec![e.to_string()]);
-        let kept = match vf.still_set(self.sys, self.netdev.socket) {
-            Ok(still) => still.map(|still| {
-                let refused = refused.join("; ");
-                format!("{still} was not restored: {refused}")
-            }),
-            Err(e) => Some(e.to_string()),
-        };
+        let (refused, kept) = vf.undo(self.sys, self.netdev.socket);
         if kept.is_some() {
             self.report.vf_kept = kept;
         }

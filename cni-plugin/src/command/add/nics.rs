@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 use cni_wire::{CniResult, Code};
 use hca::{HcaId, MacAddress};
 
-use super::{Add, Nic, name_is_free};
+use super::{
+    Add, Nic, name_is_free,
+    vf::{self, GuidFacts},
+};
 use crate::{
     allocation::{self, Allocated},
     authorize::{Asked, Rules, authorize},
@@ -18,7 +21,7 @@ use crate::{
     recover::{self, Recovered},
     resolve::{self, NodeNetwork, Resolved, resolve},
 };
-use attachment::node::Node;
+use attachment::{netdev::snapshot::Snapshot, node::Node};
 
 impl Add<'_> {
     /// What the pod holds, where it was asked, and with `devices: all` its units of the resource. The
@@ -88,30 +91,27 @@ impl Add<'_> {
         let mut network = NodeNetwork::default();
         let mut nics = Vec::new();
         for (config, recovered) in configs.into_iter().zip(recovered) {
-            let mut resolved = self.resolve(&config, before, &mut network)?;
+            let resolved = self.resolve(&config, before, &mut network)?;
             let moves_rdma = moves_rdma(self.node, &config, &resolved)?;
             self.allow(&config, &resolved, moves_rdma, allocated)?;
             plan::check(&resolved, &config, &self.node.policy.values.allow)?;
             let mut snapshot = None;
             if let Resolved::Move(host) = &resolved {
-                let taken = recover::snapshot(self.node, self.ipam, host, &recovered)?;
-                let parts = nics.iter().map(|nic: &Nic| nic.plan.part()).collect();
-                snapshot = Some(self.set_vf(taken, host, &config, parts)?);
+                let mut taken = recover::snapshot(self.node, self.ipam, host, &recovered)?;
+                self.decide_vf(&mut taken, &config)?;
+                snapshot = Some(taken);
             }
-            // The driver made another netdev.
-            if config.vf.guid.is_some() {
-                network = NodeNetwork::default();
-                resolved = self.resolve(&config, before, &mut network)?;
-            }
+            let guid = config.vf.node_guid;
             let mut plan = Plan::of(config, resolved, self.id.ifname.clone(), random_mac)?;
-            if moves_rdma {
+            if moves_rdma || guid.is_some() {
                 let names = match &plan.resolved {
                     Resolved::RdmaOnly(target) => target.names(),
                     resolved => resolved.host_link().map_or(Ok(BTreeSet::new()), |host| {
                         rdma::of_netdev(&self.node.roots, &host.link, &host.rdma)
                     })?,
                 };
-                plan.rdma = rdma::describe(self.node, &names, self.numbers())?;
+                let devices = rdma::describe(self.node, &names, self.numbers(), guid)?;
+                plan.rdma = if moves_rdma { devices } else { Vec::new() };
             }
             plan.snapshot = snapshot;
             nics.push(Nic {
@@ -122,6 +122,19 @@ impl Add<'_> {
             });
         }
         Ok(nics)
+    }
+
+    /// What is set of a VF, with the record.
+    fn decide_vf(&mut self, taken: &mut Snapshot, config: &Config) -> Result<(), Error> {
+        let before = taken.vf.take();
+        let wanted = vf::wanted(config, before.as_ref(), &self.node.policy.values.allow.vf);
+        let address = taken.identity.bus_device.as_deref();
+        let guid = match (&before, address, wanted.node_guid) {
+            (Some(vf), Some(address), Some(guid)) => vf::read_guid(self.node, vf, address, guid)?,
+            _ => GuidFacts::default(),
+        };
+        taken.vf = vf::decide(before, &wanted, guid, &taken.name)?;
+        Ok(())
     }
 
     fn resolve(

@@ -1,8 +1,8 @@
 //! The settings of a VF, through its PF: MAC address, VLAN, trust, spoof check, link state, rates, GUID.
 //!
-//! They are set while the VF is on the host, before anything else is planned: a record says how it
-//! was. The VF's driver reads a GUID when it starts, and makes another netdev and another RDMA device
-//! then, so what the request means is resolved again afterwards.
+//! What is set is decided before anything is changed, and is in the record; it is set once that is
+//! written. The VF's driver reads a GUID when it starts, and makes another netdev and another RDMA device
+//! then. No lock is held while they are awaited: what must not change meanwhile is compared afterwards.
 
 use std::{
     collections::BTreeSet,
@@ -11,189 +11,200 @@ use std::{
 };
 
 use attachment::{
-    journal::{Lock, Part},
     netdev::{
         identity::LinkScope,
         restore::DRIVER_TIMEOUT,
         snapshot::Snapshot,
-        vf::{Settings, Vf},
+        vf::{Vf, VfSettings},
     },
     node::Node,
     rdma::parents,
 };
 use cni_wire::{Code, text::list};
 use hca::{GidEntry, Guid, Host, LinkLayer, MacAddress, Port, chardev::verbs};
-use netlink::link::{self, Change};
+use netlink::{
+    Name,
+    link::{self, Change, Link},
+};
+use node::policy::AllowVf;
 
-use super::Add;
 use crate::{
     config::{self, Config},
     error::Error,
-    rdma::{self, Numbers},
-    resolve::HostLink,
+    rdma::Numbers,
 };
 
-impl Add<'_> {
-    /// Sets what the network asks of the VF, and waits for its netdev, which keeps its name, where a
-    /// GUID makes another. `earlier` are the attachment's other interfaces. Returns the netdev's state
-    /// before, with what restores the settings. A MAC address that the policy does not allow is left to
-    /// the VF.
-    ///
-    /// # Errors
-    /// Code 7 for what is not a VF of a PF that is on the host; code 11 where the VF would not keep its
-    /// character device, its netdev does not come, or another port of this host has the GUID; the
-    /// refusal of kernel or driver.
-    pub(super) fn set_vf(
-        &mut self,
-        mut taken: Snapshot,
-        nic: &HostLink,
-        config: &Config,
-        earlier: Vec<Part>,
-    ) -> Result<Snapshot, Error> {
-        let allow = &self.node.policy.values.allow.vf;
-        let by_pf = taken.vf.is_some() && allow.mac;
-        let settings = Settings {
-            mac: config.mac.clone().filter(|_| by_pf),
-            ..config.vf.clone()
-        };
-        if settings == Settings::default() {
-            return Ok(taken);
-        }
-        let (Some(vf), Some(address)) = (&mut taken.vf, taken.identity.bus_device.clone()) else {
-            let keys = config::vf::keys(&config.vf, allow);
-            let key = keys.first().map(|(key, ..)| *key).unwrap_or_default();
-            let msg = format!(
-                "{key}: {} is not a virtual function whose physical function has a netdev on the host",
-                nic.link.name
-            );
-            return Err(Error::new(Code::InvalidConfig, msg).with_details(format!(
-                "set it where the physical function is (ip link set PF vf N ...), and leave {key} out"
-            )));
-        };
-        let prepare = |guid| self.prepare_guid(vf, nic, &address, guid);
-        let prepared = settings.guid.map(prepare).transpose()?;
-        vf.plan(&settings);
-        let part = Part {
-            moved: Some(taken.clone()),
-            ..Part::named(self.id.ifname.as_str())
-        };
-        let record = self.record_of(earlier.into_iter().chain([part]).collect())?;
-        self.write_down(record)?;
-        self.node
-            .journal
-            .take(&taken.identity, self.key, &self.node.boot)?;
-        if let Some(mac) = &settings.mac {
-            self.set_own_mac(nic, mac);
-        }
-        if let Some(vf) = &taken.vf {
-            let socket = &mut self.node.netns.socket;
-            vf.apply(&self.node.roots.sys, socket, &address).map_err(|refused| {
-                Error::from(refused).with_details(
-                    "the driver of the physical function decides what its VFs can have; dmesg may say \
-                     more",
-                )
-            })?;
-        }
-        if let Some((_lock, before)) = prepared {
-            self.await_driver(&taken, &address, &before)?;
-        }
-        Ok(taken)
-    }
+/// What setting a GUID depends on.
+#[derive(Debug, Default)]
+pub(super) struct GuidFacts {
+    /// The VF's driver, which reads it.
+    driver: Option<String>,
+    /// What else of this host has it, as text.
+    holder: Option<String>,
+}
 
-    /// Sets the MAC address by the VF itself, before the PF sets it: after that, some drivers (igb) refuse
-    /// it to the VF until its driver starts again. A refusal here does not matter where the VF takes the
-    /// PF's address.
-    fn set_own_mac(&mut self, nic: &HostLink, mac: &MacAddress) {
-        let change = Change {
-            mac: Some(mac.bytes()),
-            ..Change::default()
-        };
-        let what = format_args!("set MAC of {}", nic.link.name);
-        if let Err(refused) =
-            link::change(&mut self.node.netns.socket, what, nic.link.index, &change)
-        {
-            self.node.log.debug(refused);
-        }
+/// What the network asks of a VF. A MAC address that the policy does not allow is left to the VF.
+pub(super) fn wanted(config: &Config, before: Option<&Vf>, allow: &AllowVf) -> VfSettings {
+    VfSettings {
+        mac: config.mac.clone().filter(|_| before.is_some() && allow.mac),
+        ..config.vf.clone()
     }
+}
 
-    /// Whether a GUID can be set and restored. Returns what keeps it from others meanwhile, and the VF's
-    /// verbs nodes.
-    fn prepare_guid(
-        &mut self,
-        vf: &mut Vf,
-        nic: &HostLink,
-        address: &str,
-        guid: Guid,
-    ) -> Result<(Lock, BTreeSet<String>), Error> {
-        if !vf.has_guids() {
-            let msg = format!(
-                "guid: {} had GUIDs that the driver of its physical function does not report, so that \
-                 they could not be restored",
-                nic.link.name
-            );
-            return Err(Error::new(Code::InvalidConfig, msg).with_details(
-                "use a driver that does (mlx5 of Linux 5.5 or newer), or leave guid out",
-            ));
-        }
-        let function = address.parse().ok();
-        let function = function.and_then(|address| hca::pci::read(&self.node.roots, address).ok());
-        vf.driver = function.and_then(|function| function.driver);
-        let names = rdma::of_netdev(&self.node.roots, &nic.link, &nic.rdma)?;
-        rdma::describe(self.node, &names, self.numbers())?;
-        let lock = self.node.journal.lock_rdma()?;
-        let holder = match device_with(&self.node.roots, address, guid)? {
-            Some(device) => Some(device),
-            None => vf.other_with(&self.node.roots, &mut self.node.netns.socket, guid)?,
-        };
-        let Some(holder) = holder else {
-            return Ok((lock, verbs_nodes(self.node, address)?));
-        };
-        let msg = format!("guid: {holder} of this node has {guid}");
-        let remedy = "a fabric has each GUID once: choose another; if a pod that ends has it, the \
-                      next ADD sets it";
-        Err(Error::new(Code::TryAgain, msg).with_details(remedy))
+/// Reads what [`decide`] needs for a GUID of the VF at a PCI address.
+pub(super) fn read_guid(
+    node: &mut Node,
+    vf: &Vf,
+    address: &str,
+    guid: Guid,
+) -> Result<GuidFacts, Error> {
+    let function = address.parse().ok();
+    let function = function.and_then(|address| hca::pci::read(&node.roots, address).ok());
+    Ok(GuidFacts {
+        driver: function.and_then(|function| function.driver),
+        holder: holder(node, vf, address, guid)?,
+    })
+}
+
+/// The VF of netdev `name` with what is set, if it is one. Pure.
+///
+/// # Errors
+/// Code 7 for what is not a VF of a PF that is on the host, and for a GUID that could not be restored;
+/// code 11 where another port of this host has it.
+pub(super) fn decide(
+    before: Option<Vf>,
+    wanted: &VfSettings,
+    guid: GuidFacts,
+    name: &Name,
+) -> Result<Option<Vf>, Error> {
+    if wanted.is_empty() {
+        return Ok(before);
     }
+    let Some(mut vf) = before else {
+        let key = config::vf::denied(wanted, &AllowVf::default());
+        let key = key.map(|(key, _)| key).unwrap_or_default();
+        let msg = format!(
+            "{key}: {name} is not a virtual function whose physical function has a netdev on the host"
+        );
+        return Err(Error::new(Code::InvalidConfig, msg).with_details(format!(
+            "set it where the physical function is (ip link set PF vf N ...), and leave {key} out"
+        )));
+    };
+    if let Some(guid) = wanted.node_guid
+        && !vf.has_guids()
+    {
+        let msg = format!(
+            "guid: {name} cannot get {guid}: the driver of its physical function does not report the GUIDs \
+             that it has, so that they could not be restored"
+        );
+        return Err(Error::new(Code::InvalidConfig, msg).with_details(
+            "use a driver that does (mlx5 of Linux 5.5 or newer), or leave guid out",
+        ));
+    }
+    if let (Some(guid), Some(holder)) = (wanted.node_guid, guid.holder) {
+        return Err(is_held(guid, &holder));
+    }
+    vf.plan(wanted);
+    vf.driver = guid.driver.filter(|_| wanted.node_guid.is_some());
+    Ok(Some(vf))
+}
 
-    /// Waits for the netdev and the verbs nodes that the driver makes anew.
-    fn await_driver(
-        &mut self,
-        taken: &Snapshot,
-        address: &str,
-        before: &BTreeSet<String>,
-    ) -> Result<(), Error> {
-        let numbers = self.numbers();
-        let started = Instant::now();
-        loop {
-            let links = link::list(&mut self.node.netns.socket)?;
-            let after = verbs_nodes(self.node, address)?;
-            let has_nodes = match numbers {
-                Numbers::Promised => after == *before,
-                Numbers::ReadAfterwards => after.len() == before.len(),
-            };
-            if let (Ok(Some(renewed)), true) =
-                (taken.identity.find(&links, LinkScope::Host), has_nodes)
+fn is_held(guid: Guid, holder: &str) -> Error {
+    let msg = format!("guid: {holder} of this node has {guid}");
+    Error::new(Code::TryAgain, msg).with_details(
+        "a fabric has each GUID once: choose another; if a pod that ends has it, the next ADD sets it",
+    )
+}
+
+/// Sets what is decided of the VF. Returns its netdev, of which a GUID makes another one.
+/// Call with the record written and the netdev's lock held.
+///
+/// # Errors
+/// The refusal of kernel or driver. Code 11 where the VF's netdev does not come, the VF has another
+/// character device than the container was promised, or another port of this host has the GUID.
+pub(super) fn apply(
+    node: &mut Node,
+    taken: &Snapshot,
+    link: Link,
+    numbers: Numbers,
+) -> Result<Link, Error> {
+    let vf = taken.vf.as_ref().filter(|vf| !vf.set.is_empty());
+    let (Some(vf), Some(address)) = (vf, taken.identity.bus_device.as_deref()) else {
+        return Ok(link);
+    };
+    if let Some(mac) = &vf.set.mac {
+        set_own_mac(node, &link, mac);
+    }
+    let before = verbs_nodes(node, address)?;
+    {
+        // A driver that starts takes the lowest numbers that are free.
+        let guid = vf.set.node_guid;
+        let _lock = guid.map(|_| node.journal.lock_rdma()).transpose()?;
+        let set = vf.apply(&node.roots.sys, &mut node.netns.socket, address);
+        set.map_err(|refused| {
+            Error::from(refused).with_details(
+                "the driver of the physical function decides what its VFs can have; dmesg may say more",
+            )
+        })?;
+    }
+    let started = Instant::now();
+    loop {
+        let links = link::list(&mut node.netns.socket)?;
+        let after = verbs_nodes(node, address)?;
+        let found = taken.identity.find(&links, LinkScope::Host);
+        if let (Ok(Some(found)), true) = (found, after.len() == before.len()) {
+            if after != before && numbers == Numbers::Promised {
+                let (after, before) = (list(after), list(before));
+                let msg = format!(
+                    "VF {address} has the character device {after} with its GUID, but the container \
+                     was promised {before}"
+                );
+                return Err(Error::new(Code::TryAgain, msg).with_details(
+                    "another RDMA device was made or moved meanwhile; delete the pod, so that a new one \
+                     is allocated",
+                ));
+            }
+            // Two attachments may have found it free.
+            if let Some(guid) = vf.set.node_guid
+                && let Some(holder) = holder(node, vf, address, guid)?
             {
-                if renewed.name != taken.name {
-                    let what = format!("rename {} to {}", renewed.name, taken.name);
-                    let change = Change::name(taken.name.as_bytes());
-                    link::change(&mut self.node.netns.socket, what, renewed.index, &change)?;
-                }
-                return Ok(());
+                return Err(is_held(guid, &holder));
             }
-            if started.elapsed() > DRIVER_TIMEOUT {
-                return Err(Error::new(
-                    Code::TryAgain,
-                    format!(
-                        "VF {address} has no netdev, or another character device ({}), after its \
-                         driver was bound again for guid",
-                        list(after)
-                    ),
-                )
-                .with_details("dmesg says what the driver did"));
-            }
-            thread::sleep(Duration::from_millis(20));
+            return Ok(found.clone());
         }
+        if started.elapsed() > DRIVER_TIMEOUT {
+            let msg = format!(
+                "VF {address} has no netdev, or not its character devices ({}), after it was set",
+                list(before)
+            );
+            return Err(
+                Error::new(Code::TryAgain, msg).with_details("dmesg says what its driver did")
+            );
+        }
+        thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Sets the MAC address by the VF itself, before the PF sets it: after that, some drivers (igb) refuse it
+/// to the VF until its driver starts again. A refusal here does not matter where the VF takes the PF's
+/// address.
+fn set_own_mac(node: &mut Node, link: &Link, mac: &MacAddress) {
+    let change = Change {
+        mac: Some(mac.bytes()),
+        ..Change::default()
+    };
+    let what = format_args!("set MAC of {}", link.name);
+    if let Err(refused) = link::change(&mut node.netns.socket, what, link.index, &change) {
+        node.log.debug(refused);
+    }
+}
+
+/// What else than the VF at `address` has a GUID on this host, as text.
+fn holder(node: &mut Node, vf: &Vf, address: &str, guid: Guid) -> Result<Option<String>, Error> {
+    Ok(match device_with(&node.roots, address, guid)? {
+        Some(device) => Some(device),
+        None => vf.other_with(&node.roots, &mut node.netns.socket, guid)?,
+    })
 }
 
 /// The RDMA device that the host sees with a GUID, its own or a port's, beside those at `address`.
@@ -228,6 +239,99 @@ mod tests {
     use hca_trees::{On, PciSpec, PortSpec, RdmaSpec, Tree};
 
     use super::*;
+
+    const WANTED: VfSettings = VfSettings {
+        trust: Some(true),
+        node_guid: Some(Guid(8)),
+        port_guid: Some(Guid(8)),
+        spoof_check: None,
+        vlan: None,
+        min_tx_rate: None,
+        max_tx_rate: None,
+        link_state: None,
+        mac: None,
+    };
+
+    fn vf(before: VfSettings) -> Option<Vf> {
+        Some(Vf {
+            pf: "0000:3b:00.0".to_owned(),
+            number: 3,
+            before,
+            set: VfSettings::default(),
+            driver: None,
+        })
+    }
+
+    fn facts(holder: Option<&str>) -> GuidFacts {
+        GuidFacts {
+            driver: Some("mlx5_core".to_owned()),
+            holder: holder.map(ToOwned::to_owned),
+        }
+    }
+
+    #[test]
+    fn what_is_set_is_decided_with_what_was_before() {
+        let name = Name::from("ib0");
+        let before = VfSettings {
+            node_guid: Some(Guid(7)),
+            port_guid: Some(Guid(7)),
+            ..VfSettings::default()
+        };
+        let decided = decide(vf(before.clone()), &WANTED, facts(None), &name).unwrap();
+        let decided = decided.unwrap();
+        assert_eq!((&decided.before, &decided.set), (&before, &WANTED));
+        assert_eq!(decided.driver.as_deref(), Some("mlx5_core"));
+        let trust = VfSettings {
+            trust: Some(true),
+            ..VfSettings::default()
+        };
+        let decided = decide(vf(before.clone()), &trust, facts(None), &name).unwrap();
+        assert_eq!(decided.unwrap().driver, None, "its GUIDs are left alone");
+        let nothing = VfSettings::default();
+        assert_eq!(
+            decide(None, &nothing, GuidFacts::default(), &name),
+            Ok(None)
+        );
+        let left = decide(vf(before.clone()), &nothing, GuidFacts::default(), &name);
+        assert_eq!(left, Ok(vf(before)), "restored all the same");
+    }
+
+    #[test]
+    fn what_cannot_be_set_or_restored_is_refused_before_anything_is_changed() {
+        let known = VfSettings {
+            node_guid: Some(Guid(7)),
+            port_guid: Some(Guid(7)),
+            ..VfSettings::default()
+        };
+        let name = Name::from("ib0");
+        for (before, holder, code, word) in [
+            (
+                None,
+                None,
+                Code::InvalidConfig,
+                "guid: ib0 is not a virtual function",
+            ),
+            (
+                vf(VfSettings::default()),
+                None,
+                Code::InvalidConfig,
+                "does not report",
+            ),
+            (
+                vf(known),
+                Some("VF 1 of ib1"),
+                Code::TryAgain,
+                "VF 1 of ib1 of this node has",
+            ),
+        ] {
+            let refused = decide(before, &WANTED, facts(holder), &name).unwrap_err();
+            assert_eq!(refused.code, code, "{refused}");
+            assert!(
+                refused.msg.contains(word) && !refused.details.is_empty(),
+                "{refused}"
+            );
+        }
+    }
 
     #[test]
     fn a_guid_of_another_device_or_port_is_found() {
