@@ -37,7 +37,7 @@ pub struct Vf {
     /// What the attachment sets.
     #[serde(default, skip_serializing_if = "VfSettings::is_empty")]
     pub set: VfSettings,
-    /// The driver that has read GUIDs of an attachment; none where those were left alone.
+    /// Its driver, which reads GUIDs when it starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
 }
@@ -88,6 +88,21 @@ cni_wire::words! {
         Auto = "auto",
         Enable = "enable",
         Disable = "disable",
+    }
+}
+
+impl LinkState {
+    fn number(self) -> VfLinkState {
+        VfLinkState::from(self as u32)
+    }
+}
+
+impl Protocol {
+    fn number(self) -> VlanProtocol {
+        match self {
+            Protocol::Q => VlanProtocol::Ieee8021Q,
+            Protocol::Ad => VlanProtocol::Ieee8021Ad,
+        }
     }
 }
 
@@ -159,24 +174,18 @@ impl VfSettings {
                 VfInfo::Vlan(p) => read.vlan = read.vlan.or(vlan(p.vlan_id, p.qos, Protocol::Q)),
                 VfInfo::VlanList(list) => {
                     if let [VfVlan::Info(p)] = list.as_slice() {
-                        let protocol = match p.protocol {
-                            VlanProtocol::Ieee8021Ad => Protocol::Ad,
-                            _ => Protocol::Q,
-                        };
-                        read.vlan = vlan(p.vlan_id, p.qos, protocol);
+                        let is_it = |protocol: &Protocol| protocol.number() == p.protocol;
+                        let protocol = Protocol::ALL.into_iter().find(is_it);
+                        read.vlan = vlan(p.vlan_id, p.qos, protocol.unwrap_or_default());
                     }
                 }
                 VfInfo::Rate(p) => {
-                    (read.min_tx_rate, read.max_tx_rate) =
-                        (Some(p.min_tx_rate), Some(p.max_tx_rate));
+                    read.min_tx_rate = Some(p.min_tx_rate);
+                    read.max_tx_rate = Some(p.max_tx_rate);
                 }
                 VfInfo::LinkState(p) => {
-                    read.link_state = match p.state {
-                        VfLinkState::Auto => Some(LinkState::Auto),
-                        VfLinkState::Enable => Some(LinkState::Enable),
-                        VfLinkState::Disable => Some(LinkState::Disable),
-                        _ => None,
-                    };
+                    let is_it = |state: &LinkState| state.number() == p.state;
+                    read.link_state = LinkState::ALL.into_iter().find(is_it);
                 }
                 VfInfo::Mac(p) => read.mac = p.mac.get(..6).map(MacAddress::new),
                 VfInfo::IbNodeGuid(p) => read.node_guid = guid(p),
@@ -189,59 +198,43 @@ impl VfSettings {
 
     /// What the kernel is asked for, each with its text, in the order in which it is set. Pure.
     fn requests(&self, vf: u32) -> Vec<(String, VfInfo)> {
-        let trust = |on| {
-            (
-                format!("trust {}", on_off(on)),
-                VfInfo::Trust(VfInfoTrust::new(vf, on)),
-            )
-        };
-        let check = |on| {
+        let mut all = Vec::new();
+        let mut ask = |text: String, info| all.push((text, info));
+        if let Some(on) = self.trust {
+            let info = VfInfoTrust::new(vf, on);
+            ask(format!("trust {}", on_off(on)), VfInfo::Trust(info));
+        }
+        if let Some(on) = self.spoof_check {
             let info = VfInfo::SpoofCheck(VfInfoSpoofCheck::new(vf, on));
-            (format!("spoof check {}", on_off(on)), info)
-        };
-        let vlan = |Vlan { id, qos, protocol }| {
-            let number = match protocol {
-                Protocol::Q => VlanProtocol::Ieee8021Q,
-                Protocol::Ad => VlanProtocol::Ieee8021Ad,
-            };
-            let info = VfVlanInfo::new(vf, u32::from(id), u32::from(qos), number);
+            ask(format!("spoof check {}", on_off(on)), info);
+        }
+        if let Some(Vlan { id, qos, protocol }) = self.vlan {
+            let info = VfVlanInfo::new(vf, id.into(), qos.into(), protocol.number());
             let text = format!("VLAN {id} priority {qos} {}", protocol.as_str());
-            (text, VfInfo::VlanList(vec![VfVlan::Info(info)]))
-        };
-        let rate = |(min, max)| {
+            ask(text, VfInfo::VlanList(vec![VfVlan::Info(info)]));
+        }
+        if let (Some(min), Some(max)) = (self.min_tx_rate, self.max_tx_rate) {
             let info = VfInfo::Rate(VfInfoRate::new(vf, min, max));
-            (format!("rate {min} to {max} Mb/s"), info)
-        };
-        let link_state = |state: LinkState| {
-            let number = match state {
-                LinkState::Auto => VfLinkState::Auto,
-                LinkState::Enable => VfLinkState::Enable,
-                LinkState::Disable => VfLinkState::Disable,
-            };
-            let info = VfInfo::LinkState(VfInfoLinkState::new(vf, number));
-            (format!("link state {}", state.as_str()), info)
-        };
-        let mac = |mac: &MacAddress| {
+            ask(format!("rate {min} to {max} Mb/s"), info);
+        }
+        if let Some(state) = self.link_state {
+            let info = VfInfoLinkState::new(vf, state.number());
+            let text = format!("link state {}", state.as_str());
+            ask(text, VfInfo::LinkState(info));
+        }
+        if let Some(mac) = &self.mac {
             let info = VfInfo::Mac(VfInfoMac::new(vf, mac.bytes()));
-            (format!("MAC address {mac}"), info)
-        };
-        let guid = |of: &str, kind: fn(VfInfoGuid) -> VfInfo, guid: Guid| {
-            (
-                format!("{of} GUID {guid}"),
-                kind(VfInfoGuid::new(vf, guid.0)),
-            )
-        };
-        let all = [
-            self.trust.map(trust),
-            self.spoof_check.map(check),
-            self.vlan.map(vlan),
-            self.min_tx_rate.zip(self.max_tx_rate).map(rate),
-            self.link_state.map(link_state),
-            self.mac.as_ref().map(mac),
-            self.node_guid.map(|g| guid("node", VfInfo::IbNodeGuid, g)),
-            self.port_guid.map(|g| guid("port", VfInfo::IbPortGuid, g)),
-        ];
-        all.into_iter().flatten().collect()
+            ask(format!("MAC address {mac}"), info);
+        }
+        if let Some(guid) = self.node_guid {
+            let info = VfInfo::IbNodeGuid(VfInfoGuid::new(vf, guid.0));
+            ask(format!("node GUID {guid}"), info);
+        }
+        if let Some(guid) = self.port_guid {
+            let info = VfInfo::IbPortGuid(VfInfoGuid::new(vf, guid.0));
+            ask(format!("port GUID {guid}"), info);
+        }
+        all
     }
 
     /// The GUIDs alone, which a driver reads when it starts.
@@ -274,7 +267,7 @@ pub enum Guids {
 impl Vf {
     /// The VF with this PCI address; none for what is not a VF, or whose PF has no netdev on the host.
     pub fn read(host: &Host, socket: &mut Socket, address: &str) -> netlink::Result<Option<Vf>> {
-        let Some((pf, number)) = place(host, address) else {
+        let Some((pf, number, driver)) = place(host, address) else {
             return Ok(None);
         };
         let found = netdev_of(host, socket, pf, number)?;
@@ -283,7 +276,7 @@ impl Vf {
             number,
             before: VfSettings::of(&reported.unwrap_or_default()),
             set: VfSettings::default(),
-            driver: None,
+            driver,
         }))
     }
 
@@ -345,7 +338,7 @@ impl Vf {
     /// Whether a change of GUIDs was cut off.
     pub fn lacks_driver(&self, sys: &Path, address: &str) -> bool {
         let function = sys.join("bus/pci/devices").join(address);
-        self.driver.is_some() && function.exists() && !function.join("driver").exists()
+        !self.set.guids().is_empty() && function.exists() && !function.join("driver").exists()
     }
 
     /// Restores the GUIDs if an attachment has changed them. Says also of other settings of an
@@ -356,17 +349,16 @@ impl Vf {
         socket: &mut Socket,
         address: &str,
     ) -> netlink::Result<Guids> {
-        if self.driver.is_none() && self.set.is_empty() {
+        if self.set.is_empty() {
             return Ok(Guids::Unchanged);
         }
         let Some((pf, now)) = self.now(sys, socket)? else {
             return Ok(Guids::PfAway);
         };
-        if self.driver.is_none() {
-            return Ok(Guids::Unchanged);
-        }
         let guids = self.before.guids();
-        if difference(&now, &guids).is_empty() && !self.lacks_driver(sys, address) {
+        let is_left_alone = self.set.guids().is_empty();
+        let has_its_own = difference(&now, &guids).is_empty() && !self.lacks_driver(sys, address);
+        if is_left_alone || has_its_own {
             return Ok(Guids::Unchanged);
         }
         self.renew(sys, socket, &pf, address, &guids)?;
@@ -430,18 +422,10 @@ impl Vf {
     }
 
     /// The VF of this host, other than this one, that has a GUID by what its PF reports; as text.
-    pub fn other_with(
-        &self,
-        host: &Host,
-        socket: &mut Socket,
-        guid: Guid,
-    ) -> netlink::Result<Option<String>> {
-        let pf = self.netdev(host, socket)?;
-        for link in link::list(socket)?
-            .iter()
-            .filter(|link| link.is_infiniband())
-        {
-            let is_pf = pf.as_ref().is_some_and(|(pf, _)| link.index == pf.index);
+    pub fn other_with(&self, socket: &mut Socket, guid: Guid) -> netlink::Result<Option<String>> {
+        let links = link::list(socket)?;
+        for link in links.iter().filter(|link| link.is_infiniband()) {
+            let is_pf = link.bus_device.as_ref() == Some(&self.pf);
             for property in link::vfs(socket, link.index)?.iter().flatten() {
                 if let VfInfo::IbNodeGuid(p) | VfInfo::IbPortGuid(p) = property
                     && p.guid == guid.0
@@ -518,11 +502,11 @@ pub fn is_single_port_vf(host: &Host, address: &str) -> bool {
     })
 }
 
-/// The PF of a VF, and the VF's number.
-fn place(host: &Host, address: &str) -> Option<(PciAddress, u32)> {
+/// The PF of a VF, the VF's number and its driver.
+fn place(host: &Host, address: &str) -> Option<(PciAddress, u32, Option<String>)> {
     let function = hca::pci::read(host, address.parse().ok()?).ok()?;
     match function.sriov {
-        hca::pci::Sriov::Virtual { physical, index } => Some((physical, index?)),
+        hca::pci::Sriov::Virtual { physical, index } => Some((physical, index?, function.driver)),
         _ => None,
     }
 }
@@ -762,7 +746,7 @@ mod tests {
             pf: "0000:3b:00.0".to_owned(),
             number: 0,
             before: VfSettings::default(),
-            set: VfSettings::default(),
+            set: all(),
             driver: Some("mlx5_core".to_owned()),
         };
         assert!(!vf.lacks_driver(sys.path(), address), "it was removed");
@@ -771,7 +755,7 @@ mod tests {
         std::fs::create_dir(function.join("driver")).unwrap();
         assert!(!vf.lacks_driver(sys.path(), address));
         std::fs::remove_dir(function.join("driver")).unwrap();
-        vf.driver = None;
+        vf.set = VfSettings::default();
         assert!(!vf.lacks_driver(sys.path(), address), "left alone");
     }
 
@@ -797,7 +781,8 @@ mod tests {
             },
         );
         let host = Host::at(dir.path());
-        let (pf, number) = place(&host, "0000:3b:00.2").unwrap();
+        let (pf, number, driver) = place(&host, "0000:3b:00.2").unwrap();
+        assert_eq!(driver.as_deref(), Some("mlx5_core"));
         assert_eq!((pf.to_string().as_str(), number), ("0000:3b:00.0", 0));
         assert_eq!(place(&host, "0000:3b:00.0"), None);
         assert_eq!(place(&host, "virtio1"), None);

@@ -5,10 +5,7 @@ use std::{collections::BTreeSet, fs::File, io::Read};
 use cni_wire::{CniResult, Code};
 use hca::{HcaId, MacAddress};
 
-use super::{
-    Add, Nic, name_is_free,
-    vf::{self, GuidFacts},
-};
+use super::{Add, Nic, name_is_free, vf};
 use crate::{
     allocation::{self, Allocated},
     authorize::{Asked, Rules, authorize},
@@ -129,11 +126,11 @@ impl Add<'_> {
         let before = taken.vf.take();
         let wanted = vf::wanted(config, before.as_ref(), &self.node.policy.values.allow.vf);
         let address = taken.identity.bus_device.as_deref();
-        let guid = match (&before, address, wanted.node_guid) {
-            (Some(vf), Some(address), Some(guid)) => vf::read_guid(self.node, vf, address, guid)?,
-            _ => GuidFacts::default(),
+        let holder = match (&before, address, wanted.node_guid) {
+            (Some(vf), Some(address), Some(guid)) => vf::holder(self.node, vf, address, guid)?,
+            _ => None,
         };
-        taken.vf = vf::decide(before, &wanted, guid, &taken.name)?;
+        taken.vf = vf::decide(before, &wanted, holder, &taken.name)?;
         Ok(())
     }
 

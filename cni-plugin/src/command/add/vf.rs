@@ -34,15 +34,6 @@ use crate::{
     rdma::Numbers,
 };
 
-/// What setting a GUID depends on.
-#[derive(Debug, Default)]
-pub(super) struct GuidFacts {
-    /// The VF's driver, which reads it.
-    driver: Option<String>,
-    /// What else of this host has it, as text.
-    holder: Option<String>,
-}
-
 /// What the network asks of a VF. A MAC address that the policy does not allow is left to the VF.
 pub(super) fn wanted(config: &Config, before: Option<&Vf>, allow: &AllowVf) -> VfSettings {
     VfSettings {
@@ -51,22 +42,8 @@ pub(super) fn wanted(config: &Config, before: Option<&Vf>, allow: &AllowVf) -> V
     }
 }
 
-/// Reads what [`decide`] needs for a GUID of the VF at a PCI address.
-pub(super) fn read_guid(
-    node: &mut Node,
-    vf: &Vf,
-    address: &str,
-    guid: Guid,
-) -> Result<GuidFacts, Error> {
-    let function = address.parse().ok();
-    let function = function.and_then(|address| hca::pci::read(&node.roots, address).ok());
-    Ok(GuidFacts {
-        driver: function.and_then(|function| function.driver),
-        holder: holder(node, vf, address, guid)?,
-    })
-}
-
-/// The VF of netdev `name` with what is set, if it is one. Pure.
+/// The VF of netdev `name` with what is set, if it is one; `holder` is what else of this host has the
+/// wanted GUID. Pure.
 ///
 /// # Errors
 /// Code 7 for what is not a VF of a PF that is on the host, and for a GUID that could not be restored;
@@ -74,7 +51,7 @@ pub(super) fn read_guid(
 pub(super) fn decide(
     before: Option<Vf>,
     wanted: &VfSettings,
-    guid: GuidFacts,
+    holder: Option<String>,
     name: &Name,
 ) -> Result<Option<Vf>, Error> {
     if wanted.is_empty() {
@@ -101,11 +78,10 @@ pub(super) fn decide(
             "use a driver that does (mlx5 of Linux 5.5 or newer), or leave guid out",
         ));
     }
-    if let (Some(guid), Some(holder)) = (wanted.node_guid, guid.holder) {
+    if let (Some(guid), Some(holder)) = (wanted.node_guid, holder) {
         return Err(is_held(guid, &holder));
     }
     vf.plan(wanted);
-    vf.driver = guid.driver.filter(|_| wanted.node_guid.is_some());
     Ok(Some(vf))
 }
 
@@ -200,10 +176,15 @@ fn set_own_mac(node: &mut Node, link: &Link, mac: &MacAddress) {
 }
 
 /// What else than the VF at `address` has a GUID on this host, as text.
-fn holder(node: &mut Node, vf: &Vf, address: &str, guid: Guid) -> Result<Option<String>, Error> {
+pub(super) fn holder(
+    node: &mut Node,
+    vf: &Vf,
+    address: &str,
+    guid: Guid,
+) -> Result<Option<String>, Error> {
     Ok(match device_with(&node.roots, address, guid)? {
         Some(device) => Some(device),
-        None => vf.other_with(&node.roots, &mut node.netns.socket, guid)?,
+        None => vf.other_with(&mut node.netns.socket, guid)?,
     })
 }
 
@@ -262,13 +243,6 @@ mod tests {
         })
     }
 
-    fn facts(holder: Option<&str>) -> GuidFacts {
-        GuidFacts {
-            driver: Some("mlx5_core".to_owned()),
-            holder: holder.map(ToOwned::to_owned),
-        }
-    }
-
     #[test]
     fn what_is_set_is_decided_with_what_was_before() {
         let name = Name::from("ib0");
@@ -277,22 +251,12 @@ mod tests {
             port_guid: Some(Guid(7)),
             ..VfSettings::default()
         };
-        let decided = decide(vf(before.clone()), &WANTED, facts(None), &name).unwrap();
+        let decided = decide(vf(before.clone()), &WANTED, None, &name).unwrap();
         let decided = decided.unwrap();
         assert_eq!((&decided.before, &decided.set), (&before, &WANTED));
-        assert_eq!(decided.driver.as_deref(), Some("mlx5_core"));
-        let trust = VfSettings {
-            trust: Some(true),
-            ..VfSettings::default()
-        };
-        let decided = decide(vf(before.clone()), &trust, facts(None), &name).unwrap();
-        assert_eq!(decided.unwrap().driver, None, "its GUIDs are left alone");
         let nothing = VfSettings::default();
-        assert_eq!(
-            decide(None, &nothing, GuidFacts::default(), &name),
-            Ok(None)
-        );
-        let left = decide(vf(before.clone()), &nothing, GuidFacts::default(), &name);
+        assert_eq!(decide(None, &nothing, None, &name), Ok(None));
+        let left = decide(vf(before.clone()), &nothing, None, &name);
         assert_eq!(left, Ok(vf(before)), "restored all the same");
     }
 
@@ -324,7 +288,7 @@ mod tests {
                 "VF 1 of ib1 of this node has",
             ),
         ] {
-            let refused = decide(before, &WANTED, facts(holder), &name).unwrap_err();
+            let refused = decide(before, &WANTED, holder.map(str::to_owned), &name).unwrap_err();
             assert_eq!(refused.code, code, "{refused}");
             assert!(
                 refused.msg.contains(word) && !refused.details.is_empty(),
