@@ -149,8 +149,7 @@ impl<'a> Restoration<'a> {
     pub(super) fn run(mut self) {
         self.detach_programs();
         if let Some(vf) = &self.before.vf {
-            // What is refused is tried again, and reported, by `restore_vf()`.
-            drop(vf.restore_rights(self.sys, self.netdev.socket));
+            vf.restore_rights(self.sys, self.netdev.socket);
         }
         for attribute in VALUES {
             self.restore_values(attribute);

@@ -367,9 +367,9 @@ impl Vf {
 
     /// Restores what the VF may do: all but its address, which it may then set itself. One that the PF
     /// sets for it it could not change again before its driver is loaded anew
-    /// (`igb_ndo_set_vf_mac`); an address of zeros ends that. Returns what was refused, as text.
-    pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
-        self.restore(sys, socket, &self.rights())
+    /// (`igb_ndo_set_vf_mac`); an address of zeros ends that. What is refused is for [`Vf::undo`].
+    pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) {
+        drop(self.restore(sys, socket, &self.rights()));
     }
 
     fn rights(&self) -> VfSettings {
@@ -456,20 +456,16 @@ impl Vf {
     /// The PF's netdev and the VF's settings; none while the PF has no netdev on the host, or reports
     /// nothing of the VF.
     fn now(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<(Link, VfSettings)>> {
+        let Ok(pf) = self.pf.parse() else {
+            return Ok(None);
+        };
         let host = Host {
             sys: sys.to_owned(),
             dev: PathBuf::new(),
             proc: PathBuf::new(),
         };
-        let found = self.netdev(&host, socket)?;
+        let found = netdev_of(&host, socket, pf, self.number)?;
         Ok(found.and_then(|(pf, reported)| Some((pf, VfSettings::of(&reported?)))))
-    }
-
-    fn netdev(&self, host: &Host, socket: &mut Socket) -> netlink::Result<Option<Described>> {
-        match self.pf.parse() {
-            Ok(pf) => netdev_of(host, socket, pf, self.number),
-            Err(_) => Ok(None),
-        }
     }
 
     fn set(
