@@ -24,8 +24,8 @@ use netlink_packet_route::{
 
 use crate::{
     config::{Attach, Config},
-    error::Error,
     decide,
+    error::Error,
 };
 
 /// `RT_SCOPE_LINK`

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 use attachment::{
     journal::Slot,
-    netdev::vf::Settings,
+    netdev::vf::VfSettings,
     part::{IpoibMode, IpvlanMode, MacvlanMode},
 };
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, text::list};
@@ -85,7 +85,7 @@ pub struct Config {
     pub mac: Option<MacAddress>,
     /// What is set of a VF through its PF; the GUID of an InfiniBand VF is by the runtime, the pod or
     /// the configuration.
-    pub vf: Settings,
+    pub vf: VfSettings,
     /// `bcqueuelen` in packets.
     pub broadcast_queue: Option<u32>,
     /// `pkey` of an IPoIB child, with the membership bit.
@@ -432,10 +432,10 @@ mod tests {
             ("args", 0x0011_2233_4455_6678),
             ("guid", 0x0011_2233_4455_6679),
         ] {
-            assert_eq!(read(keys.clone()).unwrap().vf.guid, Some(Guid(guid)));
+            assert_eq!(read(keys.clone()).unwrap().vf.node_guid, Some(Guid(guid)));
             keys.as_object_mut().unwrap().remove(key);
         }
-        assert_eq!(read(keys).unwrap().vf.guid, None);
+        assert_eq!(read(keys).unwrap().vf.node_guid, None);
     }
 
     #[test]
@@ -454,7 +454,7 @@ mod tests {
         ));
         let config = config.unwrap();
         assert_eq!(
-            (config.vf.guid, config.pkey),
+            (config.vf.node_guid, config.pkey),
             (Some(Guid(0x0200_0000_0000_0001)), None)
         );
     }

@@ -7,6 +7,7 @@
 mod authorize;
 mod fits;
 mod rails;
+mod vf;
 
 use attachment::{
     addresses,
@@ -145,7 +146,13 @@ fn part(network: &Config, facts: &Facts<'_>, nic: &Nic, rail: Option<u32>) -> Re
         Found::Move(movable) => Part::Move(Box::new(Move {
             host: moved(network, facts, movable)?,
             hcas: movable.link.hcas.iter().map(HcaId::to_string).collect(),
-            rdma: movable.rdma.decide()?,
+            rdma: {
+                let devices = movable.rdma.decide()?;
+                match moves_rdma(network, &nic.found)? {
+                    true => devices,
+                    false => Vec::new(),
+                }
+            },
             interface,
             slots,
             returned: None,
@@ -187,10 +194,9 @@ fn moved(network: &Config, facts: &Facts<'_>, movable: &Movable) -> Result<Snaps
         return Err(found.context(format_args!("moving netdev {name} is refused")));
     }
     let mut snapshot = movable.snapshot.clone();
-    let _ = facts;
-    if let Some(vf) = &mut snapshot.vf {
-        vf.plan(&network.vf);
-    }
+    let wanted = vf::wanted(network, snapshot.vf.as_ref(), &facts.policy.allow.vf);
+    let holder = movable.guid_holder.clone();
+    snapshot.vf = vf::decide(snapshot.vf, &wanted, holder, &snapshot.name)?;
     Ok(snapshot)
 }
 

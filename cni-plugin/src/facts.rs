@@ -19,7 +19,7 @@ use attachment::{
         vf::Vf,
     },
     node::Node,
-    part::Part,
+    part::{self, Part},
     rdma::DeviceNodes,
 };
 use cni_wire::{CniResult, Code, Request};
@@ -109,6 +109,8 @@ pub struct Movable {
     pub dependent: Option<Dependent>,
     /// Its RDMA devices; read where they move.
     pub rdma: MovableRdma,
+    /// What else of this host has the GUID that the network asks for.
+    pub guid_holder: Option<String>,
 }
 
 impl Found {
@@ -246,7 +248,7 @@ impl Reading<'_> {
             Attach::RdmaOnly => {
                 let mut only = rdma_only::read(self, unit, network)?;
                 if only.mode == Some(NetnsMode::Exclusive) && config.rdma != RdmaRequirement::Off {
-                    only.rdma = rdma::read(self.node, &only.names(), None, nodes)?;
+                    only.rdma = rdma::read(self.node, &only.names(), None, nodes, None)?;
                 }
                 Ok(Found::RdmaOnly(only))
             }
@@ -273,7 +275,7 @@ impl Reading<'_> {
         let mut snapshot = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &link.link)?;
         snapshot.identity = Identity::on(&node.roots, &link.link);
         if let Some(address) = &snapshot.identity.bus_device {
-            snapshot.vf = Vf::take(&node.roots, &mut node.netns.socket, address)?;
+            snapshot.vf = Vf::read(&node.roots, &mut node.netns.socket, address)?;
         }
         let addresses = match self.ipam {
             Ipam::None => Addresses::OfHost,
@@ -287,12 +289,19 @@ impl Reading<'_> {
         let moves_rdma = link.mode == Some(NetnsMode::Exclusive)
             && self.config.rdma != RdmaRequirement::Off
             && !link.rdma.is_empty();
-        let rdma = match moves_rdma {
+        // A driver that reads a GUID makes the RDMA device anew, too.
+        let rdma = match moves_rdma || self.config.vf.node_guid.is_some() {
             true => {
                 let names = rdma::of_netdev(&node.roots, &link.link, &link.rdma)?;
-                rdma::read(node, &names, Some(&link.link), nodes)?
+                let guid = self.config.vf.node_guid;
+                rdma::read(node, &names, Some(&link.link), nodes, guid)?
             }
             false => MovableRdma::default(),
+        };
+        let address = snapshot.identity.bus_device.as_deref();
+        let guid_holder = match (&snapshot.vf, address, self.config.vf.node_guid) {
+            (Some(vf), Some(address), Some(guid)) => part::holder(node, vf, address, guid)?,
+            _ => None,
         };
         Ok(Found::Move(Box::new(Movable {
             link,
@@ -300,6 +309,7 @@ impl Reading<'_> {
             obstacles,
             dependent,
             rdma,
+            guid_holder,
         })))
     }
 }

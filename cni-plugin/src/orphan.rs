@@ -208,7 +208,7 @@ impl Target {
             }
             Target::Hca(HcaId::NodeGuid(guid)) => {
                 let guid = guid.to_string();
-                let by_guid = rdma.iter().any(|d| d.node_guid.as_ref() == Some(&guid));
+                let by_guid = rdma.iter().any(|d| d.node_guids.contains(&guid));
                 by_guid
                     || moved
                         .hcas

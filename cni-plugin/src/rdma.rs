@@ -9,7 +9,7 @@ use attachment::{
     rdma::{DeviceNodes, keeps_its_number, parents},
 };
 use cni_wire::Code;
-use hca::{Host, NetnsMode, PortId, chardev::verbs, lookup};
+use hca::{Guid, Host, NetnsMode, PortId, chardev::verbs, lookup};
 use netlink::{link::Link, rdma};
 
 use crate::{config::Attach, error::Error};
@@ -162,7 +162,7 @@ impl MovableRdma {
     }
 }
 
-/// Reads the devices of these names. `netdev` is the one that they move with.
+/// Reads the devices of these names. `netdev` is the one that they move with, `guid` what is set of it.
 ///
 /// # Errors
 /// Code 11: one is not in the host's namespace.
@@ -171,6 +171,7 @@ pub(crate) fn read(
     names: &BTreeSet<String>,
     netdev: Option<&Link>,
     promised: DeviceNodes,
+    guid: Option<Guid>,
 ) -> Result<MovableRdma, Error> {
     let Some(mut socket) = rdma::socket(&node.netns.namespace, &node.netns.namespace)? else {
         return Err(Error::new(Code::Unavailable, "no RDMA stack is loaded"));
@@ -196,10 +197,11 @@ pub(crate) fn read(
         }
         let verbs = nodes.iter().find(|(owner, _)| owner == name);
         let verbs = verbs.filter(|_| promised == DeviceNodes::Promised);
+        let guids = device.node_guid.into_iter().chain(guid);
         let known = RdmaDevice {
             name: device.name.clone(),
             index: device.index,
-            node_guid: device.node_guid.map(|guid| guid.to_string()),
+            node_guids: guids.map(|guid| guid.to_string()).collect(),
             parent: parents.get(name).cloned(),
         };
         movable

@@ -33,18 +33,21 @@ pub fn attach(
     for moved in record.parts.iter().filter_map(Part::moved) {
         node.journal.take(&moved.host.identity, key, &node.boot)?;
     }
+    let nodes = DeviceNodes::of(record);
+    let mut nics = Vec::new();
     for moved in record.parts.iter().filter_map(Part::moved) {
-        moved.apply_vf(node)?;
+        nics.push(moved.apply_vf(node, nodes)?);
     }
+    let mut nics = nics.into_iter();
     let devices: Vec<_> = record.rdma().cloned().collect();
-    rdma::move_in(node, pod, &devices, DeviceNodes::of(record))?;
+    rdma::move_in(node, pod, &devices, nodes)?;
     let mut links = Vec::new();
     for part in &record.parts {
         links.push(match part {
-            Part::Move(moved) => {
-                let nic = moved.on_host(&mut node.netns.socket)?;
-                Some(moved.apply(&mut node.netns, pod, inside, &nic)?)
-            }
+            Part::Move(moved) => match nics.next() {
+                Some(nic) => Some(moved.apply(&mut node.netns, pod, inside, &nic)?),
+                None => None,
+            },
             Part::Child(child) => {
                 let made = child.apply(&mut node.netns, pod, inside);
                 Some(made.map_err(|refused| child.name_rival(node, refused))?)

@@ -164,7 +164,11 @@ fn presence(part: &Part, links: &Result<PodLinks, String>) -> Option<Presence> {
         Err(why) => return Some(Presence::Unknown(why.clone())),
     };
     let found = match part {
-        Part::Move(moved) => moved.host.identity.find(links, scope).map(|link| link.is_some()),
+        Part::Move(moved) => moved
+            .host
+            .identity
+            .find(links, scope)
+            .map(|link| link.is_some()),
         Part::Child(child) => Ok(links.iter().any(|link| child.is(link, scope))),
         Part::RdmaOnly(_) => return None,
     };

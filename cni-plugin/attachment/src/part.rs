@@ -6,6 +6,7 @@
 mod child;
 mod moved;
 mod rdma_only;
+mod vf;
 
 use std::fmt;
 
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use child::{Child, ChildLink, IpoibMode, IpvlanMode, MacvlanMode, Parent, child_on};
 pub use moved::{Defect, Move};
 pub use rdma_only::RdmaOnly;
+pub use vf::{holder, is_held};
 
 use crate::{
     interface::InterfaceConfig,

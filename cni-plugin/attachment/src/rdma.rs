@@ -13,12 +13,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use cni_wire::Code;
-use hca::{CharDevice, Host, NetnsMode, chardev::verbs};
+use hca::{CharDevice, Guid, Host, NetnsMode, chardev::verbs};
 use netlink::{
     Namespace, Socket,
     rdma::{self, Device},
@@ -41,32 +43,29 @@ pub fn parents(host: &Host) -> Result<BTreeMap<String, String>, Error> {
     Ok(verbs(host)?.into_iter().filter_map(of_node).collect())
 }
 
-/// The device that the journal means: by node GUID with index or, when a driver was bound again,
-/// with the device below. A name says nothing: a pod gives whatever it likes. Pure.
+/// The device that the journal means: it stands on the same device, and has one of the GUIDs; the index
+/// tells several such apart, and a device that stands on nothing. A name says nothing: a pod gives
+/// whatever it likes. Pure.
 pub fn find<'a>(
     known: &RdmaDevice,
     there: &'a [Device],
     parents: &BTreeMap<String, String>,
 ) -> Option<&'a Device> {
-    let same_guid = |device: &&Device| device.node_guid.map(|g| g.to_string()) == known.node_guid;
-    let parent = |device: &Device| parents.get(&device.name);
-    let differs = |device: &Device| {
-        let now = parent(device);
-        known.parent.is_some() && now.is_some() && known.parent.as_ref() != now
-    };
-    let mut alike = there.iter().filter(same_guid);
-    let by_index = alike
-        .clone()
-        .find(|d| d.index == known.index && !differs(d));
-    by_index.or_else(|| {
-        let stands_there = |device: &&Device| {
-            known.node_guid.is_some()
-                && known.parent.is_some()
-                && parent(device) == known.parent.as_ref()
+    let is_it = |device: &&Device| {
+        let stands_there = match (&known.parent, parents.get(&device.name)) {
+            (Some(known), Some(now)) => known == now,
+            _ => device.index == known.index,
         };
-        let found = alike.find(stands_there)?;
-        alike.find(stands_there).is_none().then_some(found)
-    })
+        let has_guid = match device.node_guid {
+            // A VF whose GUID was never set, or was set to none again.
+            None | Some(Guid(u64::MAX)) => true,
+            Some(guid) => known.node_guids.contains(&guid.to_string()),
+        };
+        stands_there && has_guid
+    };
+    let mut found = there.iter().filter(is_it);
+    let by_index = found.clone().find(|device| device.index == known.index);
+    by_index.or_else(|| found.next().filter(|_| found.next().is_none()))
 }
 
 /// What containers know of the numbers of device nodes.
@@ -221,7 +220,8 @@ pub fn return_devices(
         return Ok(());
     };
     if let Some(pod) = pod {
-        let _lock = node.journal.lock_rdma()?;
+        // It keeps the numbers of an ADD as they were promised, which is compared there as well.
+        let _lock = node.journal.lock_rdma().ok();
         if let Some(mut inside) = rdma::socket(pod, &node.netns.namespace)? {
             let there = rdma::list(&mut inside)?;
             let parents = parents(&node.roots)?;
@@ -249,15 +249,20 @@ pub fn return_devices(
                 ));
                 break;
             }
-            let owners = verbs(&node.roots)?.into_iter().map(|(owner, _)| owner);
-            if !is_anywhere(known, &owners.collect::<Vec<_>>(), &parents, &there) {
+            let is_late = started.elapsed() >= timeout;
+            let is_gone = match &known.parent {
+                Some(parent) => !has_driver(&node.roots.sys, parent),
+                // A soft one stands on nothing that shows it.
+                None => is_late && is_nowhere(&verbs(&node.roots)?, &there),
+            };
+            if is_gone {
                 node.log.warn(format_args!(
                     "RDMA device {} is gone from the host; nothing to return",
                     known.name
                 ));
                 break;
             }
-            if started.elapsed() >= timeout {
+            if is_late {
                 let what = format_args!("RDMA device {}", known.name);
                 return Err(Error::nowhere(what, timeout));
             }
@@ -274,21 +279,21 @@ fn restore_name(node: &Node, host: &mut Socket, device: &Device, name: &str) {
     }
 }
 
-/// Whether any namespace may have the device, however it is called there: a verbs node of a device
-/// that the host does not have (`owners` are those of all namespaces) stands on the device below,
-/// or that is not known. Without the module that makes these nodes it is assumed. Pure.
-fn is_anywhere(
-    known: &RdmaDevice,
-    owners: &[String],
-    parents: &BTreeMap<String, String>,
-    of_host: &[Device],
-) -> bool {
-    let elsewhere = |owner: &&String| of_host.iter().all(|device| device.name != **owner);
-    let may_be = |owner: &String| match (&known.parent, parents.get(owner)) {
-        (Some(known), Some(now)) => known == now,
-        _ => true,
+/// Whether a device is on a bus and has a driver. While the kernel moves the RDMA device on it, which it
+/// disables first (`rdma_dev_change_netns()`), no namespace lists that.
+fn has_driver(sys: &Path, device: &str) -> bool {
+    let Ok(buses) = fs::read_dir(sys.join("bus")) else {
+        return true;
     };
-    owners.is_empty() || owners.iter().filter(elsewhere).any(may_be)
+    let driver = Path::new("devices").join(device).join("driver");
+    buses.flatten().any(|bus| bus.path().join(&driver).exists())
+}
+
+/// Whether each verbs node of all namespaces is of a device that the host has. Without the module that
+/// makes these nodes that is not known. Pure.
+fn is_nowhere(verbs: &[(String, CharDevice)], of_host: &[Device]) -> bool {
+    let is_of_host = |owner: &String| of_host.iter().any(|device| device.name == *owner);
+    !verbs.is_empty() && verbs.iter().all(|(owner, _)| is_of_host(owner))
 }
 
 #[cfg(test)]
@@ -299,7 +304,7 @@ mod tests {
         Device {
             index,
             name: name.into(),
-            node_guid: Some(hca::Guid(guid)),
+            node_guid: Some(Guid(guid)),
         }
     }
 
@@ -307,7 +312,7 @@ mod tests {
         RdmaDevice {
             name: "mlx5_1".into(),
             index: 4,
-            node_guid: Some(hca::Guid(7).to_string()),
+            node_guids: vec![Guid(7).to_string()],
             parent: Some("0000:3b:00.1".into()),
         }
     }
@@ -335,55 +340,55 @@ mod tests {
         assert_eq!(find(&known(), &[device(9, "mlx5_1", 7)], &parents), None);
         // A GUID that two functions have (a bond's) does not either.
         let both = on(&[("a", "0000:3b:00.1"), ("b", "0000:3b:00.1")]);
-        assert_eq!(
-            find(&known(), &[device(8, "a", 7), device(9, "b", 7)], &both),
-            None
-        );
+        let alike = [device(8, "a", 7), device(9, "b", 7)];
+        assert_eq!(find(&known(), &alike, &both), None);
+        let alike = [device(8, "a", 7), device(4, "b", 7)];
+        assert_eq!(find(&known(), &alike, &both).unwrap().name, "b");
     }
 
+    /// Its driver has made another device, which has another index.
     #[test]
-    fn a_device_renamed_in_another_namespace_is_not_gone() {
-        let parents = on(&[("mine", "0000:3b:00.1"), ("mlx5_0", "0000:3b:00.0")]);
-        let of_host = [device(3, "mlx5_0", 6)];
-        let owners = ["mine".to_owned(), "mlx5_0".to_owned()];
-        assert!(is_anywhere(&known(), &owners, &parents, &of_host));
-        assert!(
-            !is_anywhere(&known(), &owners[1..], &parents, &of_host),
-            "unplugged"
-        );
-        // Another device that took its name is not it.
-        let taken = on(&[("mlx5_1", "0000:5e:00.0")]);
-        assert!(!is_anywhere(&known(), &["mlx5_1".to_owned()], &taken, &[]));
-        // Soft devices stand on nothing: one that the host does not have may be it.
-        let soft = RdmaDevice {
-            parent: None,
+    fn a_vf_is_found_by_its_guid_before_and_that_of_its_attachment() {
+        let vf = RdmaDevice {
+            node_guids: [7, 8].map(|guid| Guid(guid).to_string()).to_vec(),
             ..known()
         };
-        assert!(is_anywhere(&soft, &owners, &parents, &of_host));
-        assert!(!is_anywhere(&soft, &owners[1..], &parents, &of_host));
-        assert!(
-            is_anywhere(&known(), &[], &BTreeMap::new(), &[]),
-            "without ib_uverbs"
-        );
+        let parents = on(&[("mlx5_7", "0000:3b:00.1"), ("mlx5_2", "0000:3b:00.1")]);
+        for (guid, is_it) in [(7, true), (8, true), (u64::MAX, true), (9, false)] {
+            let there = [device(11, "mlx5_7", guid)];
+            assert_eq!(find(&vf, &there, &parents).is_some(), is_it, "{guid}");
+        }
+        let there = [device(11, "mlx5_7", 9), device(12, "mlx5_2", 8)];
+        assert_eq!(find(&vf, &there, &parents).unwrap().name, "mlx5_2");
+    }
+
+    /// While the kernel moves it, no namespace lists it.
+    #[test]
+    fn a_device_is_gone_when_the_hardware_below_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(has_driver(dir.path(), "0000:3b:00.1"), "not known");
+        let function = dir.path().join("bus/pci/devices/0000:3b:00.1");
+        fs::create_dir_all(function.join("driver")).unwrap();
+        assert!(has_driver(dir.path(), "0000:3b:00.1"));
+        assert!(!has_driver(dir.path(), "0000:3b:00.2"));
+        fs::remove_dir(function.join("driver")).unwrap();
+        assert!(!has_driver(dir.path(), "0000:3b:00.1"));
     }
 
     #[test]
-    fn a_record_without_a_parent_is_read() {
-        let text = r#"{"name": "mlx5_1", "index": 4, "nodeGuid": "0000:0000:0000:0007"}"#;
-        let old: RdmaDevice = serde_json::from_str(text).unwrap();
-        assert_eq!(
-            old,
-            RdmaDevice {
-                parent: None,
-                ..known()
-            }
-        );
-        assert_eq!(
-            find(&old, &[device(4, "mine", 7)], &BTreeMap::new())
-                .unwrap()
-                .name,
-            "mine"
-        );
+    fn a_soft_device_is_gone_when_the_host_has_each_verbs_node() {
+        let node = |owner: &str| {
+            let node = CharDevice {
+                name: "uverbs0".into(),
+                path: "/dev/null".into(),
+                number: "231:192".parse().unwrap(),
+            };
+            (owner.to_owned(), node)
+        };
+        let of_host = [device(3, "mlx5_0", 6)];
+        assert!(is_nowhere(&[node("mlx5_0")], &of_host));
+        assert!(!is_nowhere(&[node("mine"), node("mlx5_0")], &of_host));
+        assert!(!is_nowhere(&[], &of_host), "without ib_uverbs");
     }
 
     #[test]

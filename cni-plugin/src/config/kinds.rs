@@ -54,7 +54,7 @@ impl Config {
             (self.mode.is_some(), ("mode", CHILDREN, &[])),
             (self.mtu.is_some(), ("mtu", INTERFACES, &[])),
             (self.mac.is_some(), ("mac", &[MOVE, MACVLAN], &[Units])),
-            (vf.guid.is_some(), ("guid", &[MOVE], &[Units])),
+            (vf.node_guid.is_some(), ("guid", &[MOVE], &[Units])),
             (vf.vlan.is_some(), ("vlan", &[MOVE], &[])),
             (vf.trust.is_some(), ("trust", &[MOVE], &[])),
             (vf.spoof_check.is_some(), ("spoofchk", &[MOVE], &[])),

@@ -1,127 +1,111 @@
 //! The settings of a VF, in the forms of `sriov-cni` and `ib-sriov-cni`. Pure.
 
-use attachment::netdev::vf::{Settings, Vlan};
+use attachment::netdev::vf::{LinkState, Protocol, VfSettings, Vlan, on_off};
 use cni_wire::{Error, Section};
 use hca::Guid;
-use netlink_packet_route::link::{VfLinkState, VlanProtocol};
 use node::policy::{AllowVf, MAX_VLAN};
-
-const ON_OFF: &[(&str, bool)] = &[("on", true), ("off", false)];
-const PROTOCOLS: &[(&str, VlanProtocol)] = &[
-    ("802.1q", VlanProtocol::Ieee8021Q),
-    ("802.1ad", VlanProtocol::Ieee8021Ad),
-];
-const LINK_STATES: &[(&str, VfLinkState)] = &[
-    ("auto", VfLinkState::Auto),
-    ("enable", VfLinkState::Enable),
-    ("disable", VfLinkState::Disable),
-];
 
 /// # Errors
 /// Code 7 naming the key.
-pub(super) fn read(root: &Section<'_>, guid: Option<Guid>) -> Result<Settings, Error> {
+pub(super) fn read(root: &Section<'_>, guid: Option<Guid>) -> Result<VfSettings, Error> {
     let (min_tx_rate, max_tx_rate) = (root.get("min_tx_rate")?, root.get("max_tx_rate")?);
     if let (Some(min), Some(max @ 1..)) = (min_tx_rate, max_tx_rate)
         && min > max
     {
-        return Err(root.wrong(
-            "min_tx_rate",
-            format_args!("{min} is more than the max_tx_rate {max}"),
-        ));
+        let why = format_args!("{min} is more than the max_tx_rate {max}");
+        return Err(root.wrong("min_tx_rate", why));
     }
-    Ok(Settings {
-        guid,
+    Ok(VfSettings {
+        trust: word(root, "trust", &[true, false], on_off)?,
+        spoof_check: word(root, "spoofchk", &[true, false], on_off)?,
         vlan: vlan(root)?,
-        trust: word(root, "trust", ON_OFF)?,
-        spoof_check: word(root, "spoofchk", ON_OFF)?,
-        link_state: word(root, "link_state", LINK_STATES)?,
         min_tx_rate,
         max_tx_rate,
+        link_state: word(root, "link_state", &LinkState::ALL, LinkState::as_str)?,
         mac: None,
+        node_guid: guid,
+        port_guid: guid,
     })
 }
 
 fn vlan(root: &Section<'_>) -> Result<Option<Vlan>, Error> {
-    let qos = root.get::<u8>("vlanQoS")?;
-    let protocol = word(root, "vlanProto", PROTOCOLS)?;
-    let of_vlan = match (qos, protocol) {
-        (Some(1..), _) => Some("vlanQoS"),
-        (_, Some(VlanProtocol::Ieee8021Ad)) => Some("vlanProto"),
-        _ => None,
-    };
-    let vlan = match (root.get::<u16>("vlan")?, of_vlan) {
-        (None | Some(0), Some(key)) => {
+    let (id, qos) = (root.get("vlan")?, root.get("vlanQoS")?.unwrap_or(0));
+    let protocol = word(root, "vlanProto", &Protocol::ALL, Protocol::as_str)?;
+    let protocol = protocol.unwrap_or_default();
+    let id = match (id, qos, protocol) {
+        (None, 0, Protocol::Q) => return Ok(None),
+        (Some(0), 0, Protocol::Q) => 0,
+        (Some(id @ 1..=MAX_VLAN), 0..=7, _) => id,
+        (None | Some(0), qos, _) => {
+            let key = if qos > 0 { "vlanQoS" } else { "vlanProto" };
             let wrong = root.wrong(key, "has a meaning only with a VLAN");
             return Err(wrong.with_details("set vlan to 1 or more, or leave it out"));
         }
-        (None, None) => return Ok(None),
-        (Some(id), _) => Vlan { id, qos, protocol },
+        (Some(1..=MAX_VLAN), ..) => {
+            return Err(root.wrong("vlanQoS", format_args!("{qos} is not from 0 to 7")));
+        }
+        (Some(id), ..) => {
+            let why = format_args!("{id} is not a VLAN from 0 to {MAX_VLAN}");
+            return Err(root.wrong("vlan", why));
+        }
     };
-    if vlan.id > MAX_VLAN {
-        let why = format!("{} is not a VLAN from 0 to {MAX_VLAN}", vlan.id);
-        return Err(root.wrong("vlan", why));
-    }
-    match qos {
-        Some(qos @ 8..) => Err(root.wrong("vlanQoS", format_args!("{qos} is not from 0 to 7"))),
-        _ => Ok(Some(vlan)),
-    }
+    Ok(Some(Vlan { id, qos, protocol }))
 }
 
 /// A word without regard to its case.
-fn word<T: Copy>(root: &Section<'_>, key: &str, words: &[(&str, T)]) -> Result<Option<T>, Error> {
-    let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-    let expected = |wrong: Error| wrong.with_details(format!("expected {}", known.join(", ")));
+fn word<T: Copy>(
+    root: &Section<'_>,
+    key: &str,
+    all: &[T],
+    as_str: fn(T) -> &'static str,
+) -> Result<Option<T>, Error> {
+    let words: Vec<&str> = all.iter().map(|value| as_str(*value)).collect();
+    let expected = |wrong: Error| wrong.with_details(format!("expected {}", words.join(", ")));
     let Some(text) = root.text(key).map_err(expected)? else {
         return Ok(None);
     };
-    let mut meant = words
+    let meant = all
         .iter()
-        .filter(|(word, _)| word.eq_ignore_ascii_case(text));
-    if let Some((_, value)) = meant.next() {
-        return Ok(Some(*value));
-    }
-    Err(expected(root.wrong(
-        key,
-        format_args!("{text:?} is not one of its words"),
-    )))
+        .find(|value| as_str(**value).eq_ignore_ascii_case(text));
+    let wrong = || expected(root.wrong(key, format_args!("{text:?} is not one of its words")));
+    meant.copied().map(Some).ok_or_else(wrong)
 }
 
-/// The keys that a network sets, each with its value and whether the policy allows that.
-pub(crate) fn keys(settings: &Settings, allow: &AllowVf) -> Vec<(&'static str, String, bool)> {
-    fn written<T: PartialEq>(words: &[(&'static str, T)], value: T) -> String {
-        let found = words.iter().find(|(_, known)| *known == value);
-        found.map_or_else(String::new, |(word, _)| (*word).to_owned())
-    }
-    let (guid, vlan) = (settings.guid, settings.vlan);
-    let is_listed = |guid: Guid| allow.guid.iter().any(|range| range.contains(&guid.0));
-    let in_range = |vlan: Vlan| allow.vlan.iter().any(|range| range.contains(&vlan.id));
-    let qos = vlan.and_then(|vlan| vlan.qos);
-    let protocol = vlan.and_then(|vlan| vlan.protocol);
-    let protocol = protocol.map(|protocol| written(PROTOCOLS, protocol));
-    let on_off = |on| written(ON_OFF, on);
-    let state = settings.link_state.map(|state| written(LINK_STATES, state));
-    let number = |number: Option<u32>| number.map(|number| number.to_string());
-    let id = number(vlan.map(|vlan| vlan.id.into()));
+/// The keys that a network sets, each with its value and whether the policy allows that. A VLAN's
+/// priority 0 and 802.1q are what a VLAN has without these keys.
+fn keys(settings: &VfSettings, allow: &AllowVf) -> Vec<(&'static str, String, bool)> {
+    let (guid, vlan) = (settings.node_guid, settings.vlan);
+    let id = vlan.map(|vlan| vlan.id);
+    let qos = vlan.map(|vlan| vlan.qos).filter(|qos| *qos > 0);
+    let protocol = vlan.map(|vlan| vlan.protocol);
+    let protocol = protocol.filter(|protocol| *protocol != Protocol::Q);
+    let guids = guid.is_some_and(|guid| allow.guid.iter().any(|range| range.contains(&guid.0)));
+    let vlans = id.is_some_and(|id| allow.vlan.iter().any(|range| range.contains(&id)));
+    let on = |value: Option<bool>| value.map(|on| on_off(on).to_owned());
     let keys = [
+        ("guid", guid.map(|guid| guid.to_string()), guids),
+        ("vlan", id.map(|id| id.to_string()), vlans),
+        ("vlanQoS", qos.map(|qos| qos.to_string()), allow.vlan_qos),
         (
-            "guid",
-            guid.map(|guid| guid.to_string()),
-            guid.is_some_and(is_listed),
+            "vlanProto",
+            protocol.map(|p| p.as_str().to_owned()),
+            allow.vlan_proto,
         ),
-        ("vlan", id, vlan.is_some_and(in_range)),
-        ("vlanQoS", number(qos.map(Into::into)), allow.vlan_qos),
-        ("vlanProto", protocol, allow.vlan_proto),
-        ("trust", settings.trust.map(on_off), allow.trust),
-        ("spoofchk", settings.spoof_check.map(on_off), allow.spoofchk),
-        ("link_state", state, allow.link_state),
+        ("trust", on(settings.trust), allow.trust),
+        ("spoofchk", on(settings.spoof_check), allow.spoofchk),
+        (
+            "link_state",
+            settings.link_state.map(|s| s.as_str().to_owned()),
+            allow.link_state,
+        ),
         (
             "min_tx_rate",
-            number(settings.min_tx_rate),
+            settings.min_tx_rate.map(|rate| rate.to_string()),
             allow.min_tx_rate,
         ),
         (
             "max_tx_rate",
-            number(settings.max_tx_rate),
+            settings.max_tx_rate.map(|rate| rate.to_string()),
             allow.max_tx_rate,
         ),
     ];
@@ -129,8 +113,8 @@ pub(crate) fn keys(settings: &Settings, allow: &AllowVf) -> Vec<(&'static str, S
     keys.into_iter().filter_map(set).collect()
 }
 
-/// The first key that the policy does not allow, with its value.
-pub(crate) fn denied(settings: &Settings, allow: &AllowVf) -> Option<(&'static str, String)> {
+/// The first key that the policy does not allow, with its value. The default policy allows none.
+pub(crate) fn denied(settings: &VfSettings, allow: &AllowVf) -> Option<(&'static str, String)> {
     let mut keys = keys(settings, allow).into_iter();
     let denied = keys.find(|(_, _, is_allowed)| !is_allowed);
     denied.map(|(key, value, _)| (key, value))
@@ -142,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    fn read(keys: Value) -> Result<Settings, Error> {
+    fn read(keys: Value) -> Result<VfSettings, Error> {
         super::read(&Section::root(keys.as_object().unwrap()), None)
     }
 
@@ -150,22 +134,22 @@ mod tests {
     fn settings_have_the_forms_of_sriov_cni() {
         let all = json!({"vlan": 100, "vlanQoS": 5, "vlanProto": "802.1AD", "trust": "on",
             "spoofchk": "off", "link_state": "enable", "min_tx_rate": 100, "max_tx_rate": 200});
-        let settings = Settings {
+        let settings = VfSettings {
             vlan: Some(Vlan {
                 id: 100,
-                qos: Some(5),
-                protocol: Some(VlanProtocol::Ieee8021Ad),
+                qos: 5,
+                protocol: Protocol::Ad,
             }),
             trust: Some(true),
             spoof_check: Some(false),
-            link_state: Some(VfLinkState::Enable),
+            link_state: Some(LinkState::Enable),
             min_tx_rate: Some(100),
             max_tx_rate: Some(200),
-            ..Settings::default()
+            ..VfSettings::default()
         };
         assert_eq!(read(all), Ok(settings));
         let nothing = json!({"trust": "", "vlan": null, "vlanQoS": 0, "vlanProto": "802.1q"});
-        assert_eq!(read(nothing), Ok(Settings::default()));
+        assert_eq!(read(nothing), Ok(VfSettings::default()));
         assert_eq!(
             read(json!({"vlan": 0, "vlanQoS": 0}))
                 .unwrap()
@@ -203,7 +187,7 @@ mod tests {
 
     #[test]
     fn each_key_needs_its_own_word_in_the_policy() {
-        let all = json!({"vlan": 100, "vlanQoS": 0, "vlanProto": "802.1q", "trust": "off",
+        let all = json!({"vlan": 100, "vlanQoS": 1, "vlanProto": "802.1ad", "trust": "off",
             "spoofchk": "on", "link_state": "auto", "min_tx_rate": 0, "max_tx_rate": 0});
         let settings = super::read(
             &Section::root(all.as_object().unwrap()),

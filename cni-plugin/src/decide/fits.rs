@@ -81,7 +81,7 @@ fn carries(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
             format!("mac: {on} is not an Ethernet link"),
             "leave mac out",
         ),
-        Attach::Move if config.vf.guid.is_some() && !is_ib => (
+        Attach::Move if config.vf.node_guid.is_some() && !is_ib => (
             format!("guid: {on} is not an InfiniBand link"),
             "leave guid out",
         ),
@@ -198,7 +198,7 @@ fn is_member(host: &HostLink, pkey: u16) -> Result<(), Error> {
 mod tests {
     use std::path::Path;
 
-    use attachment::netdev::vf::Settings;
+    use attachment::netdev::vf::VfSettings;
     use node::policy::Policy;
 
     use super::*;
@@ -255,9 +255,9 @@ mod tests {
     fn a_netdev_that_moves_takes_an_address_on_ethernet_only() {
         refuses(Attach::Move, &with_mac(), INFINIBAND, "mac");
         let guid = Config {
-            vf: Settings {
-                guid: Some(hca::Guid(7)),
-                ..Settings::default()
+            vf: VfSettings {
+                node_guid: Some(hca::Guid(7)),
+                ..VfSettings::default()
             },
             ..config()
         };

@@ -63,7 +63,7 @@ node_policy '{"allow": {"unallocated": true, "vf": {"vlan": ["100-199"], "vlanQo
 	"trust": true, "spoofchk": true, "link_state": true, "max_tx_rate": true, "mac": true}}}'
 refuses "nor a VLAN that it does not list" 'allow.vf.vlan' \
 	cni rdma-netdev ADD pod0 pod0 net1 "$(with '{"vlan": 200}')"
-refuses "the driver has no link state, the kernel says" 'link state Disable: .*not supported' \
+refuses "the driver has no link state, the kernel says" 'link state disable: .*not supported' \
 	cni rdma-netdev ADD pod0 pod0 net1 "$(with '{"vlan": 100, "link_state": "disable"}')"
 refuses "nor VLANs of 802.1ad" '802.1ad: .*not supported' \
 	cni rdma-netdev ADD pod0 pod0 net1 "$(with '{"vlan": 100, "vlanProto": "802.1ad"}')"
@@ -75,7 +75,7 @@ contains "its PF says so" \
 equal "the pod has the MAC address" 02:00:00:00:00:21 "$(ip netns exec pod0 cat /sys/class/net/net1/address)"
 check "CHECK compares" cni rdma-netdev CHECK pod0 pod0 net1 "$attached"
 ip link set eth0 vf 0 spoofchk off
-refuses "and names what is lost" 'has lost spoof check true' cni rdma-netdev CHECK pod0 pod0 net1 "$attached"
+refuses "and names what is lost" 'has lost spoof check on' cni rdma-netdev CHECK pod0 pod0 net1 "$attached"
 check "it returns" cni rdma-netdev DEL pod0 pod0 net1 "$(with "$settings")"
 wait_for 30 settled "${nic[0]}"
 cat >/usr/lib/cni/killer <<-'X'

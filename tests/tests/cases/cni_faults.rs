@@ -92,6 +92,13 @@ pub(crate) const CASES: &[Case] = &[
         Macvlan,
         Strace
     ),
+    case!(
+        a_lock_file_that_cannot_be_read_fails_at_once,
+        Root,
+        Netns,
+        Macvlan,
+        Strace
+    ),
     case!(a_refused_move_to_the_host_fails_del, Root, Netns, Strace),
     case!(a_refused_name_is_a_warning, Root, Netns, Strace),
     case!(
@@ -537,6 +544,44 @@ fn an_add_after_a_killed_one_succeeds() -> Result<()> {
             fixture.del()?;
             fixture.clean(&format!("after a kill at {point:?}, ADD and DEL"))?;
         }
+    }
+    Ok(())
+}
+
+/// A call that took a lock does not wait for itself.
+fn a_lock_file_that_cannot_be_read_fails_at_once() -> Result<()> {
+    let fixture = Fixture::macvlan()?;
+    let file = fixture.host().directory().join("trace");
+    let options = ["-qq", "-y", "-o", &file.to_string_lossy()];
+    let config = fixture.config.as_bytes();
+    answer(&mut traced(&fixture.call(), "ADD", &options), config)?.success()?;
+    fixture.del()?;
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    let mut points = Vec::new();
+    let trace = std::fs::read_to_string(&file)?;
+    for (name, rest) in trace.lines().filter_map(|line| line.split_once('(')) {
+        let number = counts.entry(name).or_default();
+        *number += 1;
+        let reads = matches!(name, "fstat" | "lstat" | "stat" | "statx" | "newfstatat");
+        if reads && (rest.contains("/lock>") || rest.contains("/lock\"")) {
+            points.push(Point {
+                syscall: name.to_owned(),
+                number: *number,
+            });
+        }
+    }
+    ensure!(points.len() >= 4, "{points:?}");
+    for point in points {
+        let started = Instant::now();
+        let refused = inject(&fixture.call(), "ADD", &fixture.config, &point, "error=EIO")?;
+        let (code, message) = refused.refusal()?;
+        ensure!(
+            code == 105 && message.contains("lock"),
+            "{point:?}: {code} {message}"
+        );
+        ensure!(started.elapsed() < Duration::from_secs(8), "{point:?}");
+        fixture.del()?;
+        fixture.clean(&format!("after an error at {point:?}"))?;
     }
     Ok(())
 }

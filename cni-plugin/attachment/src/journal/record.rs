@@ -49,9 +49,9 @@ pub struct RdmaDevice {
     pub name: String,
     /// Its index, which a move keeps.
     pub index: u32,
-    /// Node GUID, four groups of hexadecimal digits.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node_guid: Option<String>,
+    /// Its node GUID, and the one that the attachment sets; four groups of hexadecimal digits each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub node_guids: Vec<String>,
     /// The device that it stands on, as a PCI address or an auxiliary device's name; none for
     /// devices without hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -123,7 +123,10 @@ mod paths {
 impl RdmaDevice {
     /// Whether another record means the same device: a driver that is bound again changes its index.
     pub fn is(&self, other: &Self) -> bool {
-        self.index == other.index || (self.parent.is_some() && self.parent == other.parent)
+        match (&self.parent, &other.parent) {
+            (Some(own), Some(other)) => own == other,
+            _ => self.index == other.index,
+        }
     }
 }
 

@@ -149,8 +149,7 @@ impl<'a> Restoration<'a> {
     pub(super) fn run(mut self) {
         self.detach_programs();
         if let Some(vf) = &self.before.vf {
-            // What is refused is tried again, and reported, by `restore_vf()`.
-            drop(vf.restore_rights(self.sys, self.netdev.socket));
+            vf.restore_rights(self.sys, self.netdev.socket);
         }
         for attribute in VALUES {
             self.restore_values(attribute);
@@ -212,15 +211,7 @@ impl<'a> Restoration<'a> {
         let Some(vf) = &self.before.vf else {
             return;
         };
-        let restored = vf.restore(self.sys, self.netdev.socket);
-        let refused = restored.unwrap_or_else(|e| vec![e.to_string()]);
-        let kept = match vf.still_set(self.sys, self.netdev.socket) {
-            Ok(still) => still.map(|still| {
-                let refused = refused.join("; ");
-                format!("{still} was not restored: {refused}")
-            }),
-            Err(e) => Some(e.to_string()),
-        };
+        let (refused, kept) = vf.undo(self.sys, self.netdev.socket);
         if kept.is_some() {
             self.report.vf_kept = kept;
         }

@@ -8,6 +8,7 @@
 //! the VF has no driver: one that was cut off shows, and is made again.
 
 use std::{
+    fmt::{self, Display},
     io,
     path::{Path, PathBuf},
 };
@@ -18,12 +19,10 @@ use netlink::{
     link::{self, By, Link},
 };
 use netlink_packet_route::link::{
-    LinkAttribute, LinkMessage, LinkVfInfo, VfInfo, VfInfoGuid, VfInfoLinkState, VfInfoMac,
-    VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo, VlanProtocol,
+    LinkAttribute, LinkVfInfo, VfInfo, VfInfoGuid, VfInfoLinkState, VfInfoMac, VfInfoRate,
+    VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo, VlanProtocol,
 };
 use serde::{Deserialize, Serialize};
-
-use super::snapshot::Message;
 
 /// A VF as its PF sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,38 +32,226 @@ pub struct Vf {
     pub pf: String,
     /// The VF's number there, from 0.
     pub number: u32,
-    /// Its properties, as kernel messages.
-    pub properties: Vec<Message>,
-    /// What an attachment sets, as kernel messages.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub set: Vec<Message>,
-    /// The driver that has read GUIDs of an attachment; none where those were left alone.
+    /// What the PF's driver reported before the attachment.
+    pub before: VfSettings,
+    /// What the attachment sets.
+    #[serde(default, skip_serializing_if = "VfSettings::is_empty")]
+    pub set: VfSettings,
+    /// Its driver, which reads GUIDs when it starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
 }
 
-/// What an attachment sets of a VF.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
-    pub guid: Option<Guid>,
-    pub vlan: Option<Vlan>,
+/// What a PF holds of a VF: what it reports, what a network asks for, what differs. None is left alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct VfSettings {
     pub trust: Option<bool>,
     pub spoof_check: Option<bool>,
-    pub link_state: Option<VfLinkState>,
-    /// In Mb/s; 0 is no limit. Without one of the two, the VF keeps it.
+    pub vlan: Option<Vlan>,
+    /// In Mb/s; 0 is no limit. The kernel sets both rates together.
     pub min_tx_rate: Option<u32>,
     pub max_tx_rate: Option<u32>,
+    pub link_state: Option<LinkState>,
+    #[serde(with = "text")]
     pub mac: Option<MacAddress>,
+    #[serde(with = "text")]
+    pub node_guid: Option<Guid>,
+    #[serde(with = "text")]
+    pub port_guid: Option<Guid>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Vlan {
     /// 0 is none.
     pub id: u16,
-    /// None is 0.
-    pub qos: Option<u8>,
-    /// None is 802.1q.
-    pub protocol: Option<VlanProtocol>,
+    pub qos: u8,
+    pub protocol: Protocol,
+}
+
+cni_wire::words! {
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum Protocol {
+        #[default]
+        #[serde(rename = "802.1q")]
+        Q = "802.1q",
+        #[serde(rename = "802.1ad")]
+        Ad = "802.1ad",
+    }
+}
+
+cni_wire::words! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum LinkState {
+        Auto = "auto",
+        Enable = "enable",
+        Disable = "disable",
+    }
+}
+
+impl LinkState {
+    fn number(self) -> VfLinkState {
+        VfLinkState::from(self as u32)
+    }
+}
+
+impl Protocol {
+    fn number(self) -> VlanProtocol {
+        match self {
+            Protocol::Q => VlanProtocol::Ieee8021Q,
+            Protocol::Ad => VlanProtocol::Ieee8021Ad,
+        }
+    }
+}
+
+/// Values as the text that they are written as.
+mod text {
+    use std::{fmt::Display, str::FromStr};
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    pub(super) fn serialize<T: Display, S: Serializer>(
+        value: &Option<T>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_ref().map(ToString::to_string).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<T>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| text.parse().map_err(D::Error::custom))
+            .transpose()
+    }
+}
+
+pub fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+/// What of the wanted settings a VF does not have now. Pure.
+pub fn difference(now: &VfSettings, wanted: &VfSettings) -> VfSettings {
+    fn differing<T: Clone + PartialEq>(now: &Option<T>, wanted: &Option<T>) -> Option<T> {
+        wanted.clone().filter(|_| now != wanted)
+    }
+    let rate = |of: &VfSettings| (of.min_tx_rate, of.max_tx_rate);
+    let has_rate = rate(now) == rate(wanted);
+    VfSettings {
+        trust: differing(&now.trust, &wanted.trust),
+        spoof_check: differing(&now.spoof_check, &wanted.spoof_check),
+        vlan: differing(&now.vlan, &wanted.vlan),
+        min_tx_rate: wanted.min_tx_rate.filter(|_| !has_rate),
+        max_tx_rate: wanted.max_tx_rate.filter(|_| !has_rate),
+        link_state: differing(&now.link_state, &wanted.link_state),
+        mac: differing(&now.mac, &wanted.mac),
+        node_guid: differing(&now.node_guid, &wanted.node_guid),
+        port_guid: differing(&now.port_guid, &wanted.port_guid),
+    }
+}
+
+impl VfSettings {
+    pub fn is_empty(&self) -> bool {
+        *self == VfSettings::default()
+    }
+
+    /// What a PF reports of a VF. No driver takes a GUID of zero, which stands for none: all ones are
+    /// none to a subnet manager.
+    fn of(reported: &[VfInfo]) -> Self {
+        let guid = |p: &VfInfoGuid| Some(Guid(if p.guid == 0 { u64::MAX } else { p.guid }));
+        let vlan = |id: u32, qos: u32, protocol| {
+            let (id, qos) = (id.try_into().ok()?, qos.try_into().ok()?);
+            Some(Vlan { id, qos, protocol })
+        };
+        let mut read = VfSettings::default();
+        for property in reported {
+            match property {
+                VfInfo::Trust(p) => read.trust = Some(p.enabled),
+                VfInfo::SpoofCheck(p) => read.spoof_check = Some(p.enabled),
+                // A VLAN with its protocol stands for one without.
+                VfInfo::Vlan(p) => read.vlan = read.vlan.or(vlan(p.vlan_id, p.qos, Protocol::Q)),
+                VfInfo::VlanList(list) => {
+                    if let [VfVlan::Info(p)] = list.as_slice() {
+                        let is_it = |protocol: &Protocol| protocol.number() == p.protocol;
+                        let protocol = Protocol::ALL.into_iter().find(is_it);
+                        read.vlan = vlan(p.vlan_id, p.qos, protocol.unwrap_or_default());
+                    }
+                }
+                VfInfo::Rate(p) => {
+                    read.min_tx_rate = Some(p.min_tx_rate);
+                    read.max_tx_rate = Some(p.max_tx_rate);
+                }
+                VfInfo::LinkState(p) => {
+                    let is_it = |state: &LinkState| state.number() == p.state;
+                    read.link_state = LinkState::ALL.into_iter().find(is_it);
+                }
+                VfInfo::Mac(p) => read.mac = p.mac.get(..6).map(MacAddress::new),
+                VfInfo::IbNodeGuid(p) => read.node_guid = guid(p),
+                VfInfo::IbPortGuid(p) => read.port_guid = guid(p),
+                _ => {}
+            }
+        }
+        read
+    }
+
+    /// What the kernel is asked for, each with its text, in the order in which it is set. Pure.
+    fn requests(&self, vf: u32) -> Vec<(String, VfInfo)> {
+        let mut all = Vec::new();
+        let mut ask = |text: String, info| all.push((text, info));
+        if let Some(on) = self.trust {
+            let info = VfInfoTrust::new(vf, on);
+            ask(format!("trust {}", on_off(on)), VfInfo::Trust(info));
+        }
+        if let Some(on) = self.spoof_check {
+            let info = VfInfo::SpoofCheck(VfInfoSpoofCheck::new(vf, on));
+            ask(format!("spoof check {}", on_off(on)), info);
+        }
+        if let Some(Vlan { id, qos, protocol }) = self.vlan {
+            let info = VfVlanInfo::new(vf, id.into(), qos.into(), protocol.number());
+            let text = format!("VLAN {id} priority {qos} {}", protocol.as_str());
+            ask(text, VfInfo::VlanList(vec![VfVlan::Info(info)]));
+        }
+        if let (Some(min), Some(max)) = (self.min_tx_rate, self.max_tx_rate) {
+            let info = VfInfo::Rate(VfInfoRate::new(vf, min, max));
+            ask(format!("rate {min} to {max} Mb/s"), info);
+        }
+        if let Some(state) = self.link_state {
+            let info = VfInfoLinkState::new(vf, state.number());
+            let text = format!("link state {}", state.as_str());
+            ask(text, VfInfo::LinkState(info));
+        }
+        if let Some(mac) = &self.mac {
+            let info = VfInfo::Mac(VfInfoMac::new(vf, mac.bytes()));
+            ask(format!("MAC address {mac}"), info);
+        }
+        if let Some(guid) = self.node_guid {
+            let info = VfInfo::IbNodeGuid(VfInfoGuid::new(vf, guid.0));
+            ask(format!("node GUID {guid}"), info);
+        }
+        if let Some(guid) = self.port_guid {
+            let info = VfInfo::IbPortGuid(VfInfoGuid::new(vf, guid.0));
+            ask(format!("port GUID {guid}"), info);
+        }
+        all
+    }
+
+    /// The GUIDs alone, which a driver reads when it starts.
+    fn guids(&self) -> VfSettings {
+        VfSettings {
+            node_guid: self.node_guid,
+            port_guid: self.port_guid,
+            ..VfSettings::default()
+        }
+    }
+}
+
+impl Display for VfSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts = self.requests(0).into_iter().map(|(text, _)| text);
+        f.write_str(&texts.collect::<Vec<_>>().join(", "))
+    }
 }
 
 /// What became of the GUIDs of a VF that returns.
@@ -78,111 +265,80 @@ pub enum Guids {
 }
 
 impl Vf {
-    /// The properties of the VF with this PCI address; none for what is not a VF, or whose PF has no
-    /// netdev on the host.
-    pub fn take(host: &Host, socket: &mut Socket, address: &str) -> netlink::Result<Option<Vf>> {
-        let Some((pf, number)) = place(host, address) else {
+    /// The VF with this PCI address; none for what is not a VF, or whose PF has no netdev on the host.
+    pub fn read(host: &Host, socket: &mut Socket, address: &str) -> netlink::Result<Option<Vf>> {
+        let Some((pf, number, driver)) = place(host, address) else {
             return Ok(None);
         };
         let found = netdev_of(host, socket, pf, number)?;
-        Ok(found.map(|(_, properties)| Vf {
+        Ok(found.map(|(_, reported)| Vf {
             pf: pf.to_string(),
             number,
-            properties: kept(&properties.unwrap_or_default()),
-            set: Vec::new(),
-            driver: None,
+            before: VfSettings::of(&reported.unwrap_or_default()),
+            set: VfSettings::default(),
+            driver,
         }))
     }
 
-    /// Writes down what an attachment sets. Pure.
-    pub fn plan(&mut self, settings: &Settings) {
-        let vf = self.number;
-        let rates = |info| match info {
-            VfInfo::Rate(rate) => Some(rate),
-            _ => None,
-        };
-        let now = infos(&self.properties).find_map(rates).unwrap_or_default();
-        let rate = match (settings.min_tx_rate, settings.max_tx_rate) {
-            (None, None) => None,
-            (min, max) => Some(VfInfo::Rate(VfInfoRate::new(
-                vf,
-                min.unwrap_or(now.min_tx_rate),
-                max.unwrap_or(now.max_tx_rate),
-            ))),
-        };
-        let vlan = |vlan: Vlan| {
-            let (qos, protocol) = (vlan.qos.unwrap_or(0), vlan.protocol.unwrap_or_default());
-            let info = VfVlanInfo::new(vf, vlan.id.into(), qos.into(), protocol);
-            VfInfo::VlanList(vec![VfVlan::Info(info)])
-        };
-        let trust = |on| VfInfo::Trust(VfInfoTrust::new(vf, on));
-        let spoof_check = |on| VfInfo::SpoofCheck(VfInfoSpoofCheck::new(vf, on));
-        let link_state = |state| VfInfo::LinkState(VfInfoLinkState::new(vf, state));
-        let mac = |mac: &MacAddress| VfInfo::Mac(VfInfoMac::new(vf, mac.bytes()));
-        let guids = |guid: Guid| GUIDS.map(|kind| kind(VfInfoGuid::new(vf, guid.0)));
-        let set = [
-            settings.trust.map(trust),
-            settings.spoof_check.map(spoof_check),
-            settings.vlan.map(vlan),
-            rate,
-            settings.link_state.map(link_state),
-            settings.mac.as_ref().map(mac),
-        ];
-        let set = set.into_iter().flatten();
-        let set = set.chain(settings.guid.into_iter().flat_map(guids));
+    /// Writes down what an attachment sets: of the two rates the VF keeps the one that is not wanted.
+    /// Pure.
+    pub fn plan(&mut self, wanted: &VfSettings) {
+        let mut set = wanted.clone();
+        if set.min_tx_rate.is_some() || set.max_tx_rate.is_some() {
+            let kept = |rate: Option<u32>| rate.or(Some(0));
+            set.min_tx_rate = set.min_tx_rate.or(kept(self.before.min_tx_rate));
+            set.max_tx_rate = set.max_tx_rate.or(kept(self.before.max_tx_rate));
+        }
         // After the PF has set an address, some drivers refuse any other to the VF (igb, ixgbe).
-        let has_it = |p: &Message| is_mac(p) && self.properties.contains(p);
-        self.set = set.filter_map(message).filter(|p| !has_it(p)).collect();
+        set.mac = set.mac.filter(|mac| self.before.mac.as_ref() != Some(mac));
+        self.set = set;
     }
 
-    /// Whether the PF says which GUIDs the VF has, so that they can be restored.
+    /// Whether the PF reports which GUIDs the VF has, so that they can be restored.
     pub fn has_guids(&self) -> bool {
-        self.properties.iter().filter(|p| is_guid(p)).count() == GUIDS.len()
+        self.before.node_guid.is_some() && self.before.port_guid.is_some()
     }
 
     /// Sets what is planned for the VF at a PCI address; `driver` reads its GUIDs.
     ///
     /// # Errors
-    /// What PF or driver refuse, and what the PF does not say afterwards.
+    /// What PF or driver refuse, and what the PF does not report afterwards.
     pub fn apply(&self, sys: &Path, socket: &mut Socket, address: &str) -> netlink::Result<()> {
         let Some((pf, _)) = self.now(sys, socket)? else {
             let what = format_args!("set VF {} of {}", self.number, self.pf);
             return Err(netlink::Error::call(what, io::ErrorKind::NotFound));
         };
-        let (guids, others): (Vec<_>, Vec<_>) = self.set.iter().partition(|p| is_guid(p));
-        for property in others {
-            self.set(socket, &pf, property)?;
+        let guids = self.set.guids();
+        for request in difference(&guids, &self.set).requests(self.number) {
+            self.set(socket, &pf, request)?;
         }
         if !guids.is_empty() {
-            self.renew(sys, socket, &pf, address, guids.into_iter())?;
+            self.renew(sys, socket, &pf, address, &guids)?;
         }
-        match self.unset(sys, socket)? {
+        match self.check(sys, socket)? {
             Some(unset) => {
                 let what = format_args!("set VF {} of {}: {unset}", self.number, pf.name);
-                let reason = "the PF's driver took it, and does not say that the VF has it";
+                let reason = "the PF's driver took it, and does not report that the VF has it";
                 Err(netlink::Error::call(what, io::Error::other(reason)))
             }
             None => Ok(()),
         }
     }
 
-    /// The first of what the attachment set that the VF does not have, as text; none while the PF has
-    /// no netdev on the host.
-    pub fn unset(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<&str>> {
+    /// What the attachment set and the VF does not have; none while the PF has no netdev on the host.
+    pub fn check(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<VfSettings>> {
         if self.set.is_empty() {
             return Ok(None);
         }
-        let Some((_, now)) = self.now(sys, socket)? else {
-            return Ok(None);
-        };
-        let unset = self.set.iter().find(|p| !now.contains(p));
-        Ok(unset.map(|p| p.text.as_str()))
+        let now = self.now(sys, socket)?;
+        let unset = now.map(|(_, now)| difference(&now, &self.set));
+        Ok(unset.filter(|unset| !unset.is_empty()))
     }
 
     /// Whether a change of GUIDs was cut off.
     pub fn lacks_driver(&self, sys: &Path, address: &str) -> bool {
         let function = sys.join("bus/pci/devices").join(address);
-        self.driver.is_some() && function.exists() && !function.join("driver").exists()
+        !self.set.guids().is_empty() && function.exists() && !function.join("driver").exists()
     }
 
     /// Restores the GUIDs if an attachment has changed them. Says also of other settings of an
@@ -193,36 +349,83 @@ impl Vf {
         socket: &mut Socket,
         address: &str,
     ) -> netlink::Result<Guids> {
-        if self.driver.is_none() && self.set.is_empty() {
+        if self.set.is_empty() {
             return Ok(Guids::Unchanged);
         }
         let Some((pf, now)) = self.now(sys, socket)? else {
             return Ok(Guids::PfAway);
         };
-        if self.driver.is_none() {
+        let guids = self.before.guids();
+        let is_left_alone = self.set.guids().is_empty();
+        let has_its_own = difference(&now, &guids).is_empty() && !self.lacks_driver(sys, address);
+        if is_left_alone || has_its_own {
             return Ok(Guids::Unchanged);
         }
-        let guids = || self.properties.iter().filter(|p| is_guid(p));
-        if guids().all(|guid| now.contains(guid)) && !self.lacks_driver(sys, address) {
-            return Ok(Guids::Unchanged);
-        }
-        self.renew(sys, socket, &pf, address, guids())?;
+        self.renew(sys, socket, &pf, address, &guids)?;
         Ok(Guids::Renewed)
     }
 
-    /// The VF of this host, other than this one, that has a GUID by what its PF says; as text.
-    pub fn other_with(
+    /// Restores what the VF may do: all but its address, which it may then set itself. One that the PF
+    /// sets for it it could not change again before its driver is loaded anew
+    /// (`igb_ndo_set_vf_mac`); an address of zeros ends that. What is refused is for [`Vf::undo`].
+    pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) {
+        drop(self.restore(sys, socket, &self.rights()));
+    }
+
+    fn rights(&self) -> VfSettings {
+        VfSettings {
+            mac: self.set.mac.as_ref().map(|_| MacAddress::new([0; 6])),
+            ..self.before.clone()
+        }
+    }
+
+    /// Restores what differs. Returns as text what was refused, and why the VF may still have settings of
+    /// the attachment that it did not have before.
+    pub fn undo(&self, sys: &Path, socket: &mut Socket) -> (Vec<String>, Option<String>) {
+        let refused = self.restore(sys, socket, &self.before);
+        let refused = refused.unwrap_or_else(|e| vec![e.to_string()]);
+        if self.set.is_empty() {
+            return (refused, None);
+        }
+        let kept = match self.now(sys, socket) {
+            Ok(Some((_, now))) => self.kept_of(&now),
+            Ok(None) => self.set.clone(),
+            Err(e) => return (refused, Some(e.to_string())),
+        };
+        let why = || format!("{kept} was not restored: {}", refused.join("; "));
+        let kept = (!kept.is_empty()).then(why);
+        (refused, kept)
+    }
+
+    /// What the attachment changed and the VF still has. Pure.
+    fn kept_of(&self, now: &VfSettings) -> VfSettings {
+        let changed = difference(&self.before, &self.set);
+        difference(&difference(now, &changed), &changed)
+    }
+
+    fn restore(
         &self,
-        host: &Host,
+        sys: &Path,
         socket: &mut Socket,
-        guid: Guid,
-    ) -> netlink::Result<Option<String>> {
-        let pf = self.netdev(host, socket)?;
-        for link in link::list(socket)?
-            .iter()
-            .filter(|link| link.is_infiniband())
-        {
-            let is_pf = pf.as_ref().is_some_and(|(pf, _)| link.index == pf.index);
+        wanted: &VfSettings,
+    ) -> netlink::Result<Vec<String>> {
+        let Some((pf, now)) = self.now(sys, socket)? else {
+            return Ok(vec![format!(
+                "PF {} has no netdev on the host, or reports nothing of its VF {}: its settings were \
+                 not read",
+                self.pf, self.number
+            )]);
+        };
+        let requests = difference(&now, wanted).requests(self.number).into_iter();
+        let refused = requests.filter_map(|request| self.set(socket, &pf, request).err());
+        Ok(refused.map(|e| e.to_string()).collect())
+    }
+
+    /// The VF of this host, other than this one, that has a GUID by what its PF reports; as text.
+    pub fn other_with(&self, socket: &mut Socket, guid: Guid) -> netlink::Result<Option<String>> {
+        let links = link::list(socket)?;
+        for link in links.iter().filter(|link| link.is_infiniband()) {
+            let is_pf = link.bus_device.as_ref() == Some(&self.pf);
             for property in link::vfs(socket, link.index)?.iter().flatten() {
                 if let VfInfo::IbNodeGuid(p) | VfInfo::IbPortGuid(p) = property
                     && p.guid == guid.0
@@ -235,101 +438,49 @@ impl Vf {
         Ok(None)
     }
 
-    fn renew<'a>(
+    fn renew(
         &self,
         sys: &Path,
         socket: &mut Socket,
         pf: &Link,
         address: &str,
-        mut guids: impl Iterator<Item = &'a Message>,
+        guids: &VfSettings,
     ) -> netlink::Result<()> {
         let driver = self.driver.as_deref().unwrap_or_default();
         link::without_driver(sys, driver, address, || {
-            guids.try_for_each(|guid| self.set(socket, pf, guid))
+            let mut requests = guids.requests(self.number).into_iter();
+            requests.try_for_each(|request| self.set(socket, pf, request))
         })
     }
 
-    /// The PF's netdev and the VF's properties; none while the PF has no netdev on the host, or says
+    /// The PF's netdev and the VF's settings; none while the PF has no netdev on the host, or reports
     /// nothing of the VF.
-    fn now(
-        &self,
-        sys: &Path,
-        socket: &mut Socket,
-    ) -> netlink::Result<Option<(Link, Vec<Message>)>> {
+    fn now(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<(Link, VfSettings)>> {
+        let Ok(pf) = self.pf.parse() else {
+            return Ok(None);
+        };
         let host = Host {
             sys: sys.to_owned(),
             dev: PathBuf::new(),
             proc: PathBuf::new(),
         };
-        let found = self.netdev(&host, socket)?;
-        Ok(found.and_then(|(pf, properties)| Some((pf, kept(&properties?)))))
+        let found = netdev_of(&host, socket, pf, self.number)?;
+        Ok(found.and_then(|(pf, reported)| Some((pf, VfSettings::of(&reported?)))))
     }
 
-    fn netdev(&self, host: &Host, socket: &mut Socket) -> netlink::Result<Option<Described>> {
-        match self.pf.parse() {
-            Ok(pf) => netdev_of(host, socket, pf, self.number),
-            Err(_) => Ok(None),
-        }
+    fn set(
+        &self,
+        socket: &mut Socket,
+        pf: &Link,
+        (text, info): (String, VfInfo),
+    ) -> netlink::Result<()> {
+        let what = format_args!("set VF {} of {}: {text}", self.number, pf.name);
+        link::set(socket, what, pf.index, vec![attribute(info)])
     }
+}
 
-    fn set(&self, socket: &mut Socket, pf: &Link, property: &Message) -> netlink::Result<()> {
-        let what = format!("set VF {} of {}: {}", self.number, pf.name, property.text);
-        let message = property.parse::<LinkMessage>();
-        let message = message.map_err(|e| {
-            let damaged = io::Error::new(io::ErrorKind::InvalidData, e.to_string());
-            netlink::Error::call(&what, damaged)
-        })?;
-        link::set(socket, &what, pf.index, message.attributes)
-    }
-
-    /// Restores what differs of what the VF may do: all but its address, which it may then
-    /// set itself. One that the PF sets for it it could not change again before its driver is
-    /// loaded anew (`igb_ndo_set_vf_mac`); an address of zeros ends that.
-    pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
-        self.rights().restore(sys, socket)
-    }
-
-    fn rights(&self) -> Vf {
-        let mut rights = self.clone();
-        rights.properties.retain(|p| !is_mac(p));
-        if self.set.iter().any(is_mac) {
-            let zeros = VfInfo::Mac(VfInfoMac::new(self.number, &[0; 6]));
-            rights.properties.extend(message(zeros));
-        }
-        rights
-    }
-
-    /// Restores what differs. Returns what could not be, as text.
-    pub fn restore(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Vec<String>> {
-        let Some((pf, now)) = self.now(sys, socket)? else {
-            return Ok(vec![format!(
-                "PF {} has no netdev on the host, or says nothing of its VF {}: its properties were \
-                 not read",
-                self.pf, self.number
-            )]);
-        };
-        let differing = self.properties.iter().filter(|p| !now.contains(p));
-        let refused = differing.filter_map(|p| self.set(socket, &pf, p).err());
-        Ok(refused.map(|e| e.to_string()).collect())
-    }
-
-    /// What the attachment set that the VF still has and did not have before, as text; the first of it
-    /// while nothing says what the VF has.
-    pub fn still_set(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<&str>> {
-        let Some(first) = self.set.first() else {
-            return Ok(None);
-        };
-        Ok(match self.now(sys, socket)? {
-            Some((_, now)) => self.kept_of(&now),
-            None => Some(&first.text),
-        })
-    }
-
-    fn kept_of(&self, now: &[Message]) -> Option<&str> {
-        let is_kept = |p: &&Message| now.contains(p) && !self.properties.contains(p);
-        let kept = self.set.iter().find(is_kept);
-        kept.map(|p| p.text.as_str())
-    }
+fn attribute(info: VfInfo) -> LinkAttribute {
+    LinkAttribute::VfInfoList(vec![LinkVfInfo(vec![info])])
 }
 
 /// Whether a PCI address is that of a VF with one netdev. In a virtual machine that was given one
@@ -347,11 +498,11 @@ pub fn is_single_port_vf(host: &Host, address: &str) -> bool {
     })
 }
 
-/// The PF of a VF, and the VF's number.
-fn place(host: &Host, address: &str) -> Option<(PciAddress, u32)> {
+/// The PF of a VF, the VF's number and its driver.
+fn place(host: &Host, address: &str) -> Option<(PciAddress, u32, Option<String>)> {
     let function = hca::pci::read(host, address.parse().ok()?).ok()?;
     match function.sriov {
-        hca::pci::Sriov::Virtual { physical, index } => Some((physical, index?)),
+        hca::pci::Sriov::Virtual { physical, index } => Some((physical, index?, function.driver)),
         _ => None,
     }
 }
@@ -381,85 +532,6 @@ fn netdev_of(
     Ok(first)
 }
 
-/// What a property that is an address begins with.
-const MAC: &str = "MAC address ";
-
-fn is_mac(property: &Message) -> bool {
-    property.text.starts_with(MAC)
-}
-
-/// Both GUIDs of a VF.
-const GUIDS: [fn(VfInfoGuid) -> VfInfo; 2] = [VfInfo::IbNodeGuid, VfInfo::IbPortGuid];
-/// What the text of each has in it.
-const GUID: &str = " GUID ";
-
-fn is_guid(property: &Message) -> bool {
-    property.text.contains(GUID)
-}
-
-/// No driver takes a GUID of zero, which stands for none. All ones are none to a subnet manager.
-fn settable(guid: u64) -> u64 {
-    if guid == 0 { u64::MAX } else { guid }
-}
-
-/// The properties in messages.
-fn infos(messages: &[Message]) -> impl Iterator<Item = VfInfo> {
-    let parsed = messages
-        .iter()
-        .filter_map(|m| m.parse::<LinkMessage>().ok());
-    let attributes = parsed.flat_map(|message| message.attributes);
-    let lists = attributes.filter_map(|attribute| match attribute {
-        LinkAttribute::VfInfoList(list) => Some(list),
-        _ => None,
-    });
-    lists.flatten().flat_map(|vf| vf.0)
-}
-
-/// The properties worth keeping, as messages. A VLAN with its protocol stands for one without.
-fn kept(properties: &[VfInfo]) -> Vec<Message> {
-    let has_protocol = properties.iter().any(|p| matches!(p, VfInfo::VlanList(_)));
-    let is_kept = |p: &&VfInfo| !(has_protocol && matches!(p, VfInfo::Vlan(_)));
-    properties
-        .iter()
-        .filter(is_kept)
-        .cloned()
-        .filter_map(message)
-        .collect()
-}
-
-/// The message that sets a property; none for counters, and for what follows from others.
-fn message(mut property: VfInfo) -> Option<Message> {
-    if let VfInfo::IbNodeGuid(p) | VfInfo::IbPortGuid(p) = &mut property {
-        p.guid = settable(p.guid);
-    }
-    let text = match &property {
-        VfInfo::Mac(p) => format!("{MAC}{}", MacAddress::new(p.mac.get(..6)?)),
-        VfInfo::Vlan(p) => format!("VLAN {} priority {}", p.vlan_id, p.qos),
-        VfInfo::VlanList(list) => match list.as_slice() {
-            [VfVlan::Info(p)] => {
-                let protocol = match p.protocol {
-                    VlanProtocol::Ieee8021Ad => "802.1ad",
-                    _ => "802.1q",
-                };
-                format!("VLAN {} priority {} {protocol}", p.vlan_id, p.qos)
-            }
-            _ => return None,
-        },
-        VfInfo::Rate(p) => format!("rate {} to {} Mb/s", p.min_tx_rate, p.max_tx_rate),
-        VfInfo::SpoofCheck(p) => format!("spoof check {}", p.enabled),
-        VfInfo::LinkState(p) => format!("link state {:?}", p.state),
-        VfInfo::RssQueryEn(p) => format!("RSS query {}", p.enabled),
-        VfInfo::Trust(p) => format!("trust {}", p.enabled),
-        VfInfo::IbNodeGuid(p) => format!("node{GUID}{:016x}", p.guid),
-        VfInfo::IbPortGuid(p) => format!("port{GUID}{:016x}", p.guid),
-        _ => return None,
-    };
-    let mut message = LinkMessage::default();
-    let info = LinkVfInfo(vec![property]);
-    message.attributes = vec![LinkAttribute::VfInfoList(vec![info])];
-    Some(Message::of(&message, text))
-}
-
 #[cfg(test)]
 mod tests {
     use hca_trees::{NetdevSpec, On, PciSpec, Tree};
@@ -468,105 +540,158 @@ mod tests {
 
     use super::*;
 
-    fn vlan(id: u32, qos: u32, protocol: VlanProtocol) -> VfInfo {
-        VfInfo::VlanList(vec![VfVlan::Info(VfVlanInfo::new(3, id, qos, protocol))])
-    }
-
-    fn vf(properties: &[VfInfo]) -> Vf {
+    fn vf(before: VfSettings) -> Vf {
         Vf {
             pf: "0000:3b:00.0".to_owned(),
             number: 3,
-            properties: kept(properties),
-            set: Vec::new(),
+            before,
+            set: VfSettings::default(),
             driver: None,
         }
     }
 
-    fn texts(messages: &[Message]) -> Vec<&str> {
-        messages.iter().map(|m| m.text.as_str()).collect()
+    fn all() -> VfSettings {
+        VfSettings {
+            trust: Some(true),
+            spoof_check: Some(false),
+            vlan: Some(Vlan {
+                id: 100,
+                qos: 5,
+                protocol: Protocol::Ad,
+            }),
+            min_tx_rate: Some(100),
+            max_tx_rate: Some(2000),
+            link_state: Some(LinkState::Enable),
+            mac: "02:00:00:00:00:09".parse().ok(),
+            node_guid: Some(Guid(0x0011_2233_4455_6677)),
+            port_guid: Some(Guid(0x0011_2233_4455_6677)),
+        }
     }
 
     #[test]
-    fn settings_are_planned_in_full_and_keep_the_other_rate() {
-        let mut vf = vf(&[VfInfo::Rate(VfInfoRate::new(3, 100, 1000))]);
-        vf.plan(&Settings::default());
-        assert!(vf.set.is_empty());
-        vf.plan(&Settings {
-            guid: Some(Guid(0x0200_0000_0000_0001)),
-            vlan: Some(Vlan {
-                id: 100,
-                qos: Some(5),
-                protocol: None,
-            }),
-            trust: Some(true),
-            spoof_check: Some(false),
-            link_state: Some(VfLinkState::Enable),
-            min_tx_rate: None,
-            max_tx_rate: Some(2000),
-            mac: "02:00:00:00:00:09".parse().ok(),
-        });
-        let planned = [
-            "trust true",
-            "spoof check false",
-            "VLAN 100 priority 5 802.1q",
-            "rate 100 to 2000 Mb/s",
-            "link state Enable",
-            "MAC address 02:00:00:00:00:09",
-            "node GUID 0200000000000001",
-            "port GUID 0200000000000001",
-        ];
-        assert_eq!(texts(&vf.set), planned);
+    fn settings_are_readable_in_the_journal() {
+        let mut vf = vf(VfSettings::default());
+        vf.plan(&all());
         let written = serde_json::to_value(&vf).unwrap();
-        assert_eq!(written["set"][0]["text"], "trust true");
+        assert_eq!(written["before"]["trust"], serde_json::Value::Null);
+        let set = serde_json::json!({
+            "trust": true, "spoofCheck": false,
+            "vlan": {"id": 100, "qos": 5, "protocol": "802.1ad"},
+            "minTxRate": 100, "maxTxRate": 2000, "linkState": "enable", "mac": "02:00:00:00:00:09",
+            "nodeGuid": "0011:2233:4455:6677", "portGuid": "0011:2233:4455:6677",
+        });
+        assert_eq!(written["set"], set);
         assert_eq!(serde_json::from_value::<Vf>(written).unwrap(), vf);
+        assert_eq!(
+            vf.set.to_string(),
+            "trust on, spoof check off, VLAN 100 priority 5 802.1ad, rate 100 to 2000 Mb/s, link state \
+             enable, MAC address 02:00:00:00:00:09, node GUID 0011:2233:4455:6677, port GUID \
+             0011:2233:4455:6677"
+        );
+    }
+
+    #[test]
+    fn what_is_set_reads_back_and_differs_no_more() {
+        let infos: Vec<VfInfo> = all()
+            .requests(3)
+            .into_iter()
+            .map(|(_, info)| info)
+            .collect();
+        assert_eq!(VfSettings::of(&infos), all());
+        assert_eq!(difference(&VfSettings::default(), &all()), all());
+        assert!(difference(&all(), &all()).is_empty());
+        assert!(difference(&all(), &VfSettings::default()).is_empty());
+        let slower = VfSettings {
+            max_tx_rate: Some(1000),
+            ..all()
+        };
+        assert_eq!(
+            difference(&all(), &slower).to_string(),
+            "rate 100 to 1000 Mb/s"
+        );
+    }
+
+    #[test]
+    fn one_rate_is_set_with_the_other_that_the_vf_has() {
+        let rates = |min, max| VfSettings {
+            min_tx_rate: min,
+            max_tx_rate: max,
+            ..VfSettings::default()
+        };
+        let mut vf = vf(rates(Some(100), Some(1000)));
+        vf.plan(&VfSettings::default());
+        assert!(vf.set.is_empty());
+        vf.plan(&rates(None, Some(2000)));
+        assert_eq!(vf.set, rates(Some(100), Some(2000)));
+        vf.before = VfSettings::default();
+        vf.plan(&rates(Some(7), None));
+        assert_eq!(vf.set, rates(Some(7), Some(0)));
     }
 
     #[test]
     fn a_setting_that_the_vf_keeps_is_named_unless_it_was_so_before() {
-        let trust = |on| VfInfo::Trust(VfInfoTrust::new(3, on));
-        let check = |on| VfInfo::SpoofCheck(VfInfoSpoofCheck::new(3, on));
-        let mut vf = vf(&[trust(false), check(false)]);
-        vf.plan(&Settings {
-            trust: Some(true),
+        let settings = |trust| VfSettings {
+            trust: Some(trust),
             spoof_check: Some(false),
-            ..Settings::default()
-        });
-        let kept = |now: &[VfInfo]| vf.kept_of(&kept(now));
-        assert_eq!(kept(&[trust(true), check(false)]), Some("trust true"));
-        assert_eq!(kept(&[trust(false), check(false)]), None);
-        assert_eq!(kept(&[]), None);
+            ..VfSettings::default()
+        };
+        let mut vf = vf(settings(false));
+        vf.plan(&settings(true));
+        assert_eq!(vf.kept_of(&settings(true)).to_string(), "trust on");
+        assert!(vf.kept_of(&settings(false)).is_empty());
+        assert!(vf.kept_of(&VfSettings::default()).is_empty());
     }
 
     #[test]
     fn an_address_by_the_pf_is_taken_back_before_the_vf_sets_its_own() {
-        let own = VfInfo::Mac(VfInfoMac::new(3, &[2, 0, 0, 0, 0, 1]));
-        let mut vf = vf(&[own, VfInfo::Trust(VfInfoTrust::new(3, false))]);
-        assert_eq!(texts(&vf.rights().properties), ["trust false"]);
-        let mut set = |mac: &str| {
-            vf.plan(&Settings {
-                mac: mac.parse().ok(),
-                ..Settings::default()
-            });
-            (vf.set.len(), vf.rights().properties.len())
+        let mac = |mac: &str| VfSettings {
+            mac: mac.parse().ok(),
+            ..VfSettings::default()
         };
-        assert_eq!(set("02:00:00:00:00:01"), (0, 1), "its own");
-        assert_eq!(set("02:00:00:00:00:09"), (1, 2));
-        let last = vf.rights().properties.pop().unwrap();
-        assert_eq!(last.text, "MAC address 00:00:00:00:00:00");
+        let mut vf = vf(mac("02:00:00:00:00:01"));
+        assert_eq!(vf.rights().mac, None);
+        vf.plan(&mac("02:00:00:00:00:01"));
+        assert!(vf.set.is_empty(), "its own");
+        vf.plan(&mac("02:00:00:00:00:09"));
+        assert_eq!(vf.rights(), mac("00:00:00:00:00:00"));
     }
 
     #[test]
-    fn a_vlan_is_recorded_with_its_protocol() {
+    fn a_vlan_is_read_with_its_protocol() {
         let plain = VfInfo::Vlan(VfInfoVlan::new(3, 100, 2));
-        let tagged = vlan(100, 2, VlanProtocol::Ieee8021Ad);
-        let recorded = kept(&[plain.clone(), tagged]);
-        assert_eq!(texts(&recorded), ["VLAN 100 priority 2 802.1ad"]);
-        assert_eq!(texts(&kept(&[plain])), ["VLAN 100 priority 2"]);
+        let info = VfVlanInfo::new(3, 100, 2, VlanProtocol::Ieee8021Ad);
+        let tagged = VfInfo::VlanList(vec![VfVlan::Info(info)]);
+        let protocol = |reported: &[VfInfo]| VfSettings::of(reported).vlan.unwrap().protocol;
+        assert_eq!(protocol(&[plain.clone(), tagged.clone()]), Protocol::Ad);
+        assert_eq!(protocol(&[tagged, plain.clone()]), Protocol::Ad);
+        assert_eq!(protocol(&[plain]), Protocol::Q);
+    }
+
+    #[test]
+    fn a_guid_of_zero_is_restored_as_none() {
+        let zero = VfInfo::IbNodeGuid(VfInfoGuid::new(3, 0));
+        let read = VfSettings::of(&[zero]);
+        assert_eq!(read.node_guid, Some(Guid(u64::MAX)));
+        assert!(!vf(read).has_guids(), "one of two");
+        assert!(vf(all()).has_guids());
     }
 
     /// `IFLA_VFINFO_LIST` as `ip link set PF vf 3 …` of iproute2 6.1 sends it, by strace.
     #[test]
-    fn properties_are_set_as_ip_does() {
+    fn settings_are_sent_as_ip_does() {
+        // VLAN 100 priority 2 proto 802.1ad; the GUID as the kernel has it: struct ifla_vf_guid, with
+        // four bytes of padding.
+        let wanted = VfSettings {
+            vlan: Some(Vlan {
+                id: 100,
+                qos: 2,
+                protocol: Protocol::Ad,
+            }),
+            spoof_check: Some(true),
+            max_tx_rate: Some(1000),
+            port_guid: None,
+            ..all()
+        };
         let mac = [
             &[
                 0x30, 0, 22, 0, 0x2c, 0, 1, 0, 0x28, 0, 1, 0, 3, 0, 0, 0, 2, 0, 0, 0, 0, 9,
@@ -574,77 +699,38 @@ mod tests {
             &[0; 26],
         ]
         .concat();
-        for (property, captured) in [
-            (VfInfo::Mac(VfInfoMac::new(3, &[2, 0, 0, 0, 0, 9])), mac),
-            (
-                VfInfo::Vlan(VfInfoVlan::new(3, 100, 2)),
-                vec![
-                    0x18, 0, 22, 0, 0x14, 0, 1, 0, 0x10, 0, 2, 0, 3, 0, 0, 0, 100, 0, 0, 0, 2, 0,
-                    0, 0,
-                ],
-            ),
-            (
-                vlan(100, 2, VlanProtocol::Ieee8021Ad),
-                vec![
-                    0x20, 0, 22, 0, 0x1c, 0, 1, 0, 0x18, 0, 12, 0, 0x14, 0, 1, 0, 3, 0, 0, 0, 100,
-                    0, 0, 0, 2, 0, 0, 0, 0x88, 0xa8, 0, 0,
-                ],
-            ),
-            (
-                VfInfo::SpoofCheck(VfInfoSpoofCheck::new(3, true)),
-                vec![
-                    0x14, 0, 22, 0, 0x10, 0, 1, 0, 12, 0, 4, 0, 3, 0, 0, 0, 1, 0, 0, 0,
-                ],
-            ),
-            (
-                VfInfo::LinkState(VfInfoLinkState::new(3, VfLinkState::Enable)),
-                vec![
-                    0x14, 0, 22, 0, 0x10, 0, 1, 0, 12, 0, 5, 0, 3, 0, 0, 0, 1, 0, 0, 0,
-                ],
-            ),
-            (
-                VfInfo::Rate(VfInfoRate::new(3, 100, 1000)),
-                vec![
-                    0x18, 0, 22, 0, 0x14, 0, 1, 0, 0x10, 0, 6, 0, 3, 0, 0, 0, 100, 0, 0, 0, 0xe8,
-                    3, 0, 0,
-                ],
-            ),
-            // As the kernel has it: struct ifla_vf_guid, with four bytes of padding.
-            (
-                VfInfo::IbNodeGuid(VfInfoGuid::new(3, 0x0011_2233_4455_6677)),
-                vec![
-                    0x1c, 0, 22, 0, 0x18, 0, 1, 0, 0x14, 0, 10, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0x77,
-                    0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0,
-                ],
-            ),
-            // Zero is not set.
-            (
-                VfInfo::IbPortGuid(VfInfoGuid::new(3, 0)),
-                [
-                    &[
-                        0x1c, 0, 22, 0, 0x18, 0, 1, 0, 0x14, 0, 11, 0, 3, 0, 0, 0, 0, 0, 0, 0,
-                    ][..],
-                    &[0xff; 8],
-                ]
-                .concat(),
-            ),
-            (
-                VfInfo::Trust(VfInfoTrust::new(3, true)),
-                vec![
-                    0x14, 0, 22, 0, 0x10, 0, 1, 0, 12, 0, 9, 0, 3, 0, 0, 0, 1, 0, 0, 0,
-                ],
-            ),
-        ] {
-            let message = message(property).unwrap();
-            let parsed: LinkMessage = message.parse().unwrap();
-            let [attribute] = parsed.attributes.as_slice() else {
-                panic!("{parsed:?}")
-            };
+        let expected: [&[u8]; 7] = [
+            &[
+                0x14, 0, 22, 0, 0x10, 0, 1, 0, 12, 0, 9, 0, 3, 0, 0, 0, 1, 0, 0, 0,
+            ],
+            &[
+                0x14, 0, 22, 0, 0x10, 0, 1, 0, 12, 0, 4, 0, 3, 0, 0, 0, 1, 0, 0, 0,
+            ],
+            &[
+                0x20, 0, 22, 0, 0x1c, 0, 1, 0, 0x18, 0, 12, 0, 0x14, 0, 1, 0, 3, 0, 0, 0, 100, 0,
+                0, 0, 2, 0, 0, 0, 0x88, 0xa8, 0, 0,
+            ],
+            &[
+                0x18, 0, 22, 0, 0x14, 0, 1, 0, 0x10, 0, 6, 0, 3, 0, 0, 0, 100, 0, 0, 0, 0xe8, 3, 0,
+                0,
+            ],
+            &[
+                0x14, 0, 22, 0, 0x10, 0, 1, 0, 12, 0, 5, 0, 3, 0, 0, 0, 1, 0, 0, 0,
+            ],
+            &mac,
+            &[
+                0x1c, 0, 22, 0, 0x18, 0, 1, 0, 0x14, 0, 10, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0x77, 0x66,
+                0x55, 0x44, 0x33, 0x22, 0x11, 0,
+            ],
+        ];
+        let requests = wanted.requests(3);
+        assert_eq!(requests.len(), expected.len());
+        for ((text, info), expected) in requests.into_iter().zip(expected) {
+            let attribute = attribute(info);
             let mut sent = vec![0; attribute.buffer_len()];
             attribute.emit(&mut sent);
-            assert_eq!(sent, captured, "{}", message.text);
+            assert_eq!(sent, expected, "{text}");
         }
-        assert_eq!(message(VfInfo::Stats(vec![])), None);
     }
 
     #[test]
@@ -655,8 +741,8 @@ mod tests {
         let mut vf = Vf {
             pf: "0000:3b:00.0".to_owned(),
             number: 0,
-            properties: Vec::new(),
-            set: Vec::new(),
+            before: VfSettings::default(),
+            set: all(),
             driver: Some("mlx5_core".to_owned()),
         };
         assert!(!vf.lacks_driver(sys.path(), address), "it was removed");
@@ -665,33 +751,8 @@ mod tests {
         std::fs::create_dir(function.join("driver")).unwrap();
         assert!(!vf.lacks_driver(sys.path(), address));
         std::fs::remove_dir(function.join("driver")).unwrap();
-        vf.driver = None;
+        vf.set = VfSettings::default();
         assert!(!vf.lacks_driver(sys.path(), address), "left alone");
-    }
-
-    #[test]
-    fn a_record_says_which_guids_are_restored_and_by_which_driver() {
-        let guids = GUIDS.map(|kind| kind(VfInfoGuid::new(1, 0x0011_2233_4455_6677)));
-        let vf = Vf {
-            pf: "0000:3b:00.0".to_owned(),
-            number: 1,
-            properties: kept(&guids),
-            set: Vec::new(),
-            driver: Some("mlx5_core".to_owned()),
-        };
-        let written = serde_json::to_value(&vf).unwrap();
-        assert_eq!(
-            written["properties"][0]["text"],
-            "node GUID 0011223344556677"
-        );
-        let read: Vf = serde_json::from_value(written).unwrap();
-        assert_eq!(read, vf);
-        assert!(read.has_guids());
-        let without = Vf {
-            properties: vf.properties[..1].to_vec(),
-            ..vf
-        };
-        assert!(!without.has_guids());
     }
 
     #[test]
@@ -716,7 +777,8 @@ mod tests {
             },
         );
         let host = Host::at(dir.path());
-        let (pf, number) = place(&host, "0000:3b:00.2").unwrap();
+        let (pf, number, driver) = place(&host, "0000:3b:00.2").unwrap();
+        assert_eq!(driver.as_deref(), Some("mlx5_core"));
         assert_eq!((pf.to_string().as_str(), number), ("0000:3b:00.0", 0));
         assert_eq!(place(&host, "0000:3b:00.0"), None);
         assert_eq!(place(&host, "virtio1"), None);

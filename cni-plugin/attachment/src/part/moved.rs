@@ -12,7 +12,7 @@ use netlink::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Interface, Part};
+use super::{Interface, Part, vf};
 use crate::{
     error::{Error, Kind},
     interface::InterfaceConfig,
@@ -23,6 +23,7 @@ use crate::{
         snapshot::Snapshot,
     },
     node::{HostNetns, Node},
+    rdma::DeviceNodes,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,12 +58,10 @@ pub enum Defect {
 }
 
 impl Move {
-    /// Sets what the network asks of a VF.
-    pub(crate) fn apply_vf(&self, node: &mut Node) -> Result<(), Error> {
-        if let (Some(vf), Some(address)) = (&self.host.vf, &self.host.identity.bus_device) {
-            vf.apply(&node.roots.sys, &mut node.netns.socket, address)?;
-        }
-        Ok(())
+    /// Sets what the network asks of a VF. Returns the netdev as it is on the host then.
+    pub(crate) fn apply_vf(&self, node: &mut Node, nodes: DeviceNodes) -> Result<Link, Error> {
+        let link = self.on_host(&mut node.netns.socket)?;
+        vf::apply(node, &self.host, link, nodes)
     }
 
     /// The netdev on the host, before it moves. A driver that was bound again has made another one of
@@ -255,7 +254,7 @@ impl Move {
         let Some(vf) = &self.host.vf else {
             return Ok(());
         };
-        match vf.unset(&node.roots.sys, &mut node.netns.socket)? {
+        match vf.check(&node.roots.sys, &mut node.netns.socket)? {
             None => Ok(()),
             Some(unset) => Err(Error::new(
                 Code::Differs,
@@ -317,10 +316,9 @@ impl Move {
 impl fmt::Display for Move {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "move {}", self.host.name)?;
-        let vf = self.host.vf.as_ref();
-        for setting in vf.iter().flat_map(|vf| &vf.set) {
-            write!(f, "; VF {}", setting.text)?;
+        match self.host.vf.as_ref().filter(|vf| !vf.set.is_empty()) {
+            Some(vf) => write!(f, "; VF {}", vf.set),
+            None => Ok(()),
         }
-        Ok(())
     }
 }

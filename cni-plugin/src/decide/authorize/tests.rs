@@ -326,7 +326,7 @@ fn passthru_needs_its_key_and_the_hca() {
 #[test]
 fn a_vf_setting_needs_the_policy() {
     let mut config = Config::default();
-    config.vf.guid = Some(Guid(0x0200_0000_0000_0008));
+    config.vf.node_guid = Some(Guid(0x0200_0000_0000_0008));
     config.vf.trust = Some(true);
     let mut allow = Allow::default();
     let ask = |allow: &Allow| {
