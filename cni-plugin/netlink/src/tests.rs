@@ -51,7 +51,7 @@ fn a_link_moves_to_a_chosen_index_and_back() {
     let chosen = link::random_index();
     let into_pod = Change {
         netns: Some(&pod),
-        index: Some(chosen),
+        new_index: Some(chosen),
         ..Change::name(b"net1")
     };
     link::change(&mut outside, "move d0", first.index, &into_pod).unwrap();
@@ -65,7 +65,7 @@ fn a_link_moves_to_a_chosen_index_and_back() {
     assert!(refused.is(libc::EBUSY), "{refused}");
     let home = Change {
         netns: Some(&host),
-        index: Some(first.index),
+        new_index: Some(first.index),
         ..Change::name(b"d0")
     };
     link::change(&mut inside, "move net1", chosen, &home).unwrap();

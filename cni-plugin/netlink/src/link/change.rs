@@ -31,7 +31,7 @@ pub struct Change<'a> {
     /// Another namespace. The link is down afterwards, without addresses and routes.
     pub netns: Option<&'a Namespace>,
     /// The index in that namespace; by default the present one, or another where that is taken.
-    pub index: Option<u32>,
+    pub new_index: Option<u32>,
     pub name: Option<&'a [u8]>,
     /// In bytes.
     pub mtu: Option<u32>,
@@ -85,7 +85,7 @@ pub fn change(
     }
     let attributes = &mut message.attributes;
     attributes.extend(change.netns.map(|netns| LinkAttribute::NetNsFd(netns.fd())));
-    let new_index = change.index.map(u32::cast_signed);
+    let new_index = change.new_index.map(u32::cast_signed);
     attributes.extend(new_index.map(LinkAttribute::NewIfIndex));
     attributes.extend(change.name.map(|name| named(IFLA_IFNAME, name)));
     attributes.extend(change.mtu.map(LinkAttribute::Mtu));
