@@ -17,7 +17,7 @@ pub use change::{
     Change, InetSettings, add_altname, change, delete, detach_xdp, remove_altname, set, set_inet,
     set_info,
 };
-pub use child::{Child, NewChild, carries_child, create, random_index};
+pub use child::{Child, NewChild, carries_child, create, random_index, random_mac};
 pub use number::{known_number, namespace_number};
 pub use vf::{vf_properties, vfs, without_driver};
 

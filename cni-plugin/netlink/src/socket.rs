@@ -167,6 +167,8 @@ fn kernel(protocol: isize) -> io::Result<Box<dyn Peer>> {
 #[derive(Debug)]
 pub struct Socket {
     peer: Box<dyn Peer>,
+    /// For dumps that are not read to the end.
+    spare: Option<Box<Socket>>,
     sequence: u32,
     received: Vec<u8>,
 }
@@ -243,6 +245,7 @@ impl Socket {
     pub fn to(peer: Box<dyn Peer>) -> Self {
         Socket {
             peer,
+            spare: None,
             sequence: 0,
             received: Vec::new(),
         }
@@ -334,30 +337,34 @@ impl Socket {
     }
 
     /// Asks for the first objects that match `body`, up to the one that `parse` has no use for. The
-    /// kernel keeps the rest ready for the socket, so each attempt has one of its own, in the namespace
-    /// that the thread is in.
+    /// kernel keeps the rest ready for the socket, which is then of no use any more: so the dump has
+    /// another one, in the namespace that the thread is in.
     pub fn dump_start<T>(
-        &self,
+        &mut self,
         what: impl fmt::Display,
         kind: u16,
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
         list(&what, || {
-            let peer = self.peer.another().map_err(Failure::unsent)?;
-            let mut socket = Socket::to(peer);
-            let mut list = Vec::new();
-            socket.exchange(kind, NLM_F_DUMP, body, &mut |payload| {
+            let mut socket = match self.spare.take() {
+                Some(socket) => socket,
+                None => Box::new(Socket::to(self.peer.another().map_err(Failure::unsent)?)),
+            };
+            let (mut list, mut is_complete) = (Vec::new(), true);
+            let asked = socket.exchange(kind, NLM_F_DUMP, body, &mut |payload| {
                 let object = parse(payload)?;
-                let more = object.is_some();
+                is_complete = object.is_some();
                 list.extend(object);
-                Ok(if more {
-                    ControlFlow::Continue(())
-                } else {
-                    ControlFlow::Break(())
+                Ok(match is_complete {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
                 })
-            })?;
-            Ok(list)
+            });
+            if is_complete && !matches!(asked, Err(Failure::Unheard(_) | Failure::Answer(_))) {
+                self.spare = Some(socket);
+            }
+            asked.map(|()| list)
         })
     }
 

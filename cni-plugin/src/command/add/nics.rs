@@ -1,6 +1,6 @@
 //! The NICs that a request means: their number, their links and HCAs, and whether the pod may have them.
 
-use std::{collections::BTreeSet, fs::File, io::Read};
+use std::collections::BTreeSet;
 
 use cni_wire::{CniResult, Code};
 use hca::{HcaId, MacAddress};
@@ -227,11 +227,5 @@ fn moves_rdma(node: &Node, config: &Config, resolved: &Resolved) -> Result<bool,
 
 /// A random, locally administered address.
 fn random_mac() -> Result<MacAddress, Error> {
-    let mut bytes = [0; 6];
-    File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|e| Error::new(Code::Io, format!("read /dev/urandom: {e}")))?;
-    // IEEE 802: not a group's address, locally administered.
-    bytes[0] = bytes[0] & 0xfc | 0x02;
-    Ok(MacAddress::new(bytes))
+    Ok(MacAddress::new(netlink::link::random_mac()))
 }
