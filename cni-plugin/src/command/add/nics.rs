@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cni_wire::{CniResult, Code};
+use cni_wire::CniResult;
 use hca::{HcaId, MacAddress};
 
 use super::{Add, Nic, name_is_free};
