@@ -9,7 +9,7 @@ mod host_link;
 mod rdma_only;
 mod target;
 
-use std::{collections::BTreeSet, fs::File, io::Read, path::Path};
+use std::{collections::BTreeSet, path::Path};
 
 use attachment::{
     addresses::Ipam,
@@ -231,7 +231,7 @@ impl Reading<'_> {
                 is_of_unit: is_of_unit(&self.node.roots, unit.as_ref(), found.host_link())?,
                 found,
                 unit: unit.clone(),
-                random: (link::random_index(), random_mac()?),
+                random: (link::random_index(), MacAddress::new(link::random_mac())),
             });
         }
         Ok(nics)
@@ -509,17 +509,6 @@ pub(crate) fn named_master(node: &mut Node, config: &Config) -> Result<Vec<Nic>,
         unit: None,
         is_of_unit: true,
         found: Found::Child(kind, Box::new(parent)),
-        random: (link::random_index(), random_mac()?),
+        random: (link::random_index(), MacAddress::new(link::random_mac())),
     }])
-}
-
-/// A random, locally administered address.
-fn random_mac() -> Result<MacAddress, Error> {
-    let mut bytes = [0; 6];
-    File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|e| Error::new(Code::Io, format!("read /dev/urandom: {e}")))?;
-    // IEEE 802: not a group's address, locally administered.
-    bytes[0] = bytes[0] & 0xfc | 0x02;
-    Ok(MacAddress::new(bytes))
 }

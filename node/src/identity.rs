@@ -5,7 +5,12 @@
 //! known to be over, and is not confused with one of another machine that
 //! happens to have the same name.
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+use nix::fcntl::{AT_FDCWD, OFlag, openat};
+use nix::sys::stat::Mode;
 
 /// This machine, as leases name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,10 +28,7 @@ pub struct NodeIdentity {
 pub enum IdentityError {
     /// Without a boot ID no program can know when a lease is over.
     #[error("read boot ID {}: {source}", path.display())]
-    Boot {
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Boot { path: PathBuf, source: io::Error },
     /// The name cannot be part of a path.
     #[error("node name {0:?} has other than letters, digits, '-', '_' and '.'")]
     Name(String),
@@ -42,13 +44,12 @@ impl NodeIdentity {
             return Err(IdentityError::Name(name.to_owned()));
         }
         let path = root.join("proc").join(BOOT_ID);
-        let boot = std::fs::read_to_string(&path)
-            .map_err(|source| IdentityError::Boot { path, source })?;
-        let machine = std::fs::read_to_string(root.join("etc/machine-id")).unwrap_or_default();
+        let boot = read_word(&path).map_err(|source| IdentityError::Boot { path, source })?;
+        let machine = read_word(&root.join("etc/machine-id")).unwrap_or_default();
         Ok(Self {
             name: name.to_owned(),
-            machine: word(&machine),
-            boot: word(&boot),
+            machine,
+            boot,
             root: root.to_owned(),
         })
     }
@@ -70,7 +71,7 @@ impl NodeIdentity {
 /// `proc` is the mount of procfs.
 #[must_use]
 pub fn boot_id(proc: &Path) -> String {
-    std::fs::read_to_string(proc.join(BOOT_ID)).map_or_else(|_| String::new(), |id| word(&id))
+    read_word(&proc.join(BOOT_ID)).unwrap_or_default()
 }
 
 /// Whether something was recorded in another boot than the present one, by the IDs of both. Where
@@ -93,6 +94,14 @@ pub fn is_name(text: &str) -> bool {
             .next()
             .is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
         && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+/// In four system calls; [`std::fs::read_to_string`] has seven.
+fn read_word(path: &Path) -> io::Result<String> {
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+    let mut text = Vec::with_capacity(64);
+    File::from(openat(AT_FDCWD, path, flags, Mode::empty())?).read_to_end(&mut text)?;
+    Ok(word(&String::from_utf8_lossy(&text)))
 }
 
 fn word(text: &str) -> String {

@@ -11,7 +11,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{AT_FDCWD, OFlag, openat};
+use nix::sys::stat::Mode;
 
 /// Why a file or directory is not used.
 #[derive(Debug, thiserror::Error)]
@@ -66,31 +67,27 @@ impl Error {
 /// The whole of a trusted file; `None` if there is none.
 ///
 /// # Errors
-/// [`Error`]; it is not read if it has more than `limit` bytes.
+/// [`Error`]; no more than `limit` bytes of it are read.
 pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Error> {
-    let Some(mut file) = open(path, File::options().read(true))? else {
-        return Ok(None);
-    };
-    content(path, &mut file, limit).map(Some)
+    // Not by open(), which in musl is two system calls.
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | FLAGS;
+    let opened = openat(AT_FDCWD, path, flags, Mode::empty());
+    let opened = opened.map(File::from).map_err(io::Error::from);
+    match judge_opened(path, opened)? {
+        Some(mut file) => content(path, &mut file, limit).map(Some),
+        None => Ok(None),
+    }
 }
 
 /// The rest of an open file, which has at most `limit` bytes; `path` is for messages.
 ///
 /// # Errors
-/// [`Error::TooLarge`], before it is read where its size says so; what the kernel said.
+/// [`Error::TooLarge`]; what the kernel said.
 pub fn content(path: &Path, file: &mut File, limit: u64) -> Result<Vec<u8>, Error> {
-    let failed = || Error::io("read", path);
-    let size = file.metadata().map_err(failed())?.len();
     // Room for a usual file, so that it is read at once.
     let mut text = Vec::with_capacity(4096);
-    let read = match size > limit {
-        true => size,
-        false => file
-            .take(limit + 1)
-            .read_to_end(&mut text)
-            .map_err(failed())? as u64,
-    };
-    match read > limit {
+    let read = file.take(limit + 1).read_to_end(&mut text);
+    match read.map_err(Error::io("read", path))? as u64 > limit {
         true => Err(Error::TooLarge {
             path: path.to_owned(),
             limit,
@@ -99,11 +96,17 @@ pub fn content(path: &Path, file: &mut File, limit: u64) -> Result<Vec<u8>, Erro
     }
 }
 
+const FLAGS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK);
+
 /// Opens a trusted file, with mode 0600 where `options` make it; `None` if there is none.
 pub fn open(path: &Path, options: &mut OpenOptions) -> Result<Option<File>, Error> {
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let options = options.mode(0o600).custom_flags(FLAGS.bits());
+    judge_opened(path, options.open(path))
+}
+
+fn judge_opened(path: &Path, opened: io::Result<File>) -> Result<Option<File>, Error> {
     let untrusted = Error::untrusted(path);
-    match options.mode(0o600).custom_flags(flags).open(path) {
+    match opened {
         Ok(file) => {
             let meta = file
                 .metadata()

@@ -11,9 +11,7 @@ use std::{
 
 use cni_wire::{
     AttachmentId, CniResult, Code, Command, ContainerId, Environment, Error, IfName, NetworkConfig,
-    Request,
-    delegate::{Delegate, Failure},
-    text::bounded,
+    Request, delegate::Delegate, text::bounded,
 };
 
 use crate::{
@@ -158,18 +156,19 @@ impl Ipam {
 
     /// Releases all addresses of the attachment.
     pub fn del(&self, node: &Node, request: &Request) -> Result<(), Error> {
-        self.start_del(node, request).map_err(Error::from)
+        self.start_del(node, request)?
     }
 
-    fn start_del(&self, node: &Node, request: &Request) -> Result<(), Failure> {
+    /// As [`Delegate::start`].
+    fn start_del(&self, node: &Node, request: &Request) -> Result<Result<(), Error>, Error> {
         self.logged(node, Command::Del, || match self {
-            Ipam::None => Ok(()),
-            Ipam::Own => node.ipam.del(request).map_err(Failure::from),
-            Ipam::Other(delegate) => match delegate.start(Command::Del, request) {
+            Ipam::None => Ok(Ok(())),
+            Ipam::Own => Ok(node.ipam.del(request)),
+            Ipam::Other(delegate) => Ok(match delegate.start(Command::Del, request)? {
                 // It does not speak the configuration's version, so it never gave an address.
-                Err(Failure::Failed(e)) if e.code == Code::IncompatibleVersion => Ok(()),
+                Err(e) if e.code == Code::IncompatibleVersion => Ok(()),
                 done => done.map(drop),
-            },
+            }),
         })
     }
 
@@ -244,11 +243,11 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
             Err(unlisted(allowed, policy, &noted.kind))
         }
         Ok(ipam) => match ipam.start_del(node, &request) {
-            Err(Failure::NoProgram(e)) => {
+            Err(e) => {
                 gone(node, record, &noted.kind, &e);
                 Ok(())
             }
-            done => done.map_err(Error::from),
+            Ok(done) => done,
         },
         // No policy allows it.
         Err(e) if e.code == Code::Policy => {
@@ -337,7 +336,7 @@ fn is_this_program(file: &Path, path: &[PathBuf]) -> bool {
     same_file(Path::new("/proc/self/exe"), file)
         || SELF.iter().any(|name| {
             // An installer may have replaced the file that runs here.
-            let installed = Delegate::search(name, path).ok().flatten();
+            let installed = Delegate::find(name, path).ok();
             installed.is_some_and(|installed| same_file(installed.program(), file))
         })
 }

@@ -9,6 +9,9 @@ pub mod announce;
 pub mod attribute;
 pub mod bpf;
 pub mod clock;
+#[cfg(any(test, feature = "fake"))]
+#[path = "../tests/fake/mod.rs"]
+pub mod fake;
 pub mod link;
 pub mod name;
 pub mod neighbour;
@@ -22,6 +25,8 @@ pub mod rule;
 pub mod socket;
 pub mod sysctl;
 pub mod sysfs;
+#[cfg(test)]
+mod tests;
 pub mod uplink;
 
 pub use name::Name;

@@ -17,7 +17,7 @@ pub use change::{
     Change, InetSettings, add_altname, change, delete, detach_xdp, remove_altname, set, set_inet,
     set_info,
 };
-pub use child::{NewLink, carries_child, create, random_index};
+pub use child::{NewLink, carries_child, create, random_index, random_mac};
 pub use number::{known_number, namespace_number};
 pub use vf::{vf_properties, vfs, without_driver};
 
@@ -25,11 +25,9 @@ use std::{collections::BTreeMap, fmt};
 
 use hca::MacAddress;
 use netlink_packet_core::{DecodeError, DefaultNla};
-use netlink_packet_route::link::{
-    InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage, State,
-};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage};
 
-use super::{Name, Result, Socket, attribute, name::LONGEST_NAME_BYTES, socket};
+use super::{Name, Result, Socket, attribute, name::LONGEST_NAME_BYTES};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
@@ -37,18 +35,28 @@ const RTM_SETLINK: u16 = 19;
 
 /// `sizeof(struct ifinfomsg)`
 const HEADER_BYTES: usize = 16;
+const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_LINK: u16 = 5;
+const IFLA_MASTER: u16 = 10;
+const IFLA_TXQLEN: u16 = 13;
+const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_IFALIAS: u16 = 20;
+const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_PHYS_PORT_NAME: u16 = 38;
 const IFLA_XDP: u16 = 43;
+const IFLA_MAX_MTU: u16 = 51;
 const IFLA_PROP_LIST: u16 = 52;
 const IFLA_ALT_IFNAME: u16 = 53;
+const IFLA_PERM_ADDRESS: u16 = 54;
+const IFLA_PARENT_DEV_NAME: u16 = 56;
+const IFLA_PARENT_DEV_BUS_NAME: u16 = 57;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const ARPHRD_ETHER: u16 = 1;
-const ARPHRD_LOOPBACK: u16 = 772;
 
 /// How an XDP program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +83,9 @@ impl XdpMode {
         }
     }
 }
+
+/// `IF_OPER_UNKNOWN`, of drivers that never say, and `IF_OPER_UP`.
+const OPER_UP: [u32; 2] = [0, 6];
 
 /// `ALTIFNAMSIZ` less the NUL.
 const LONGEST_ALTNAME_BYTES: usize = 127;
@@ -152,73 +163,65 @@ impl Link {
         self.hardware == 32
     }
 
+    /// Attribute by attribute, so that none that is unknown or not text hides another.
     fn parse(payload: &[u8]) -> std::result::Result<Link, DecodeError> {
-        let message: LinkMessage = socket::parse_leniently(payload, HEADER_BYTES)?;
+        let (header, attributes) = (payload.split_at_checked(HEADER_BYTES))
+            .ok_or_else(|| DecodeError::buffer_too_small(payload.len(), HEADER_BYTES))?;
+        let hardware = header.get(2..).and_then(<[u8]>::first_chunk);
         let mut link = Link {
-            index: message.header.index,
-            hardware: message.header.link_layer_type.into(),
-            flags: message.header.flags,
+            hardware: hardware
+                .map(|bytes| u16::from_ne_bytes(*bytes))
+                .unwrap_or_default(),
+            index: attribute::word(header, 4),
+            flags: LinkFlags::from_bits_retain(attribute::word(header, 8)),
             carrier: true,
             ..Link::default()
         };
-        link.parse_bytes(payload);
-        for attribute in message.attributes {
-            match attribute {
-                LinkAttribute::Address(mac) => link.mac = mac,
-                LinkAttribute::PermAddress(mac) => link.permanent_mac = mac,
-                LinkAttribute::Mtu(mtu) => link.mtu = mtu,
-                LinkAttribute::TxQueueLen(length) => link.tx_queue_length = length,
-                LinkAttribute::MaxMtu(mtu) => link.max_mtu = mtu,
-                LinkAttribute::Link(index) => link.parent = Some(index),
-                LinkAttribute::LinkNetNsId(id) => link.parent_netns = Some(id),
-                LinkAttribute::Controller(index) => link.controller = Some(index),
-                LinkAttribute::ParentDevName(name) => link.bus_device = Some(name),
-                LinkAttribute::ParentDevBusName(name) => link.bus = Some(name),
-                LinkAttribute::OperState(state) => {
-                    link.carrier = matches!(state, State::Up | State::Unknown);
+        let text = |value: &[u8]| Name::of_attribute(value).to_string();
+        attribute::each(attributes, |kind, value| {
+            let number = attribute::number(value);
+            match kind {
+                IFLA_ADDRESS => link.mac = value.to_vec(),
+                IFLA_IFNAME => link.name = Name::of_attribute(value),
+                IFLA_MTU => link.mtu = number.unwrap_or_default(),
+                IFLA_LINK => link.parent = number,
+                IFLA_MASTER => link.controller = number,
+                IFLA_TXQLEN => link.tx_queue_length = number.unwrap_or_default(),
+                IFLA_OPERSTATE => link.carrier = number.is_some_and(|n| OPER_UP.contains(&n)),
+                IFLA_LINKINFO => link.parse_info(value),
+                IFLA_IFALIAS => {
+                    let alias = Name::of_attribute(value);
+                    link.alias = (!alias.is_empty()).then_some(alias);
                 }
+                IFLA_LINK_NETNSID => link.parent_netns = number.map(u32::cast_signed),
+                IFLA_PHYS_PORT_NAME => link.port = Some(text(value)),
+                IFLA_XDP => attribute::each(value, |kind, xdp| {
+                    let mode = XDP_MODES.into_iter().find(|mode| mode.attribute == kind);
+                    link.xdp.extend(mode.zip(attribute::number(xdp)));
+                }),
+                IFLA_MAX_MTU => link.max_mtu = number.unwrap_or_default(),
+                IFLA_PROP_LIST => attribute::each(value, |kind, property| {
+                    if kind == IFLA_ALT_IFNAME {
+                        link.altnames.push(Name::of_attribute(property));
+                    }
+                }),
+                IFLA_PERM_ADDRESS => link.permanent_mac = value.to_vec(),
+                IFLA_PARENT_DEV_NAME => link.bus_device = Some(text(value)),
+                IFLA_PARENT_DEV_BUS_NAME => link.bus = Some(text(value)),
                 _ => {}
             }
-        }
+        });
         Ok(link)
     }
 
-    /// What a reader of text would refuse, and the kind, without which a virtual link would pass
-    /// for hardware: read one by one, so that none of them hides another.
-    fn parse_bytes(&mut self, payload: &[u8]) {
-        let attributes = payload.get(HEADER_BYTES..).unwrap_or_default();
-        attribute::each(attributes, |kind, value| match kind {
-            IFLA_IFNAME => self.name = Name::of_attribute(value),
-            IFLA_IFALIAS => {
-                let alias = Name::of_attribute(value);
-                self.alias = (!alias.is_empty()).then_some(alias);
-            }
-            IFLA_PROP_LIST => attribute::each(value, |kind, property| {
-                if kind == IFLA_ALT_IFNAME {
-                    self.altnames.push(Name::of_attribute(property));
-                }
+    fn parse_info(&mut self, value: &[u8]) {
+        let text = |value: &[u8]| Name::of_attribute(value).to_string();
+        attribute::each(value, |kind, info| match kind {
+            IFLA_INFO_KIND => self.kind = Some(InfoKind::from(text(info).as_str())),
+            IFLA_INFO_DATA => attribute::each(info, |kind, data| {
+                self.info.insert(kind, data.to_vec());
             }),
-            IFLA_LINKINFO => attribute::each(value, |kind, info| match kind {
-                IFLA_INFO_KIND => {
-                    let kind = Name::of_attribute(info).to_string();
-                    self.kind = Some(InfoKind::from(kind.as_str()));
-                }
-                IFLA_INFO_DATA => attribute::each(info, |kind, data| {
-                    self.info.insert(kind, data.to_vec());
-                }),
-                IFLA_INFO_SLAVE_KIND => {
-                    self.port_kind = Some(Name::of_attribute(info).to_string());
-                }
-                _ => {}
-            }),
-            IFLA_PHYS_PORT_NAME => {
-                self.port = Some(Name::of_attribute(value).to_string());
-            }
-            IFLA_XDP => attribute::each(value, |kind, xdp| {
-                let mut modes = XDP_MODES.into_iter();
-                let mode = modes.find(|mode| mode.attribute == kind);
-                self.xdp.extend(mode.zip(attribute::number(xdp)));
-            }),
+            IFLA_INFO_SLAVE_KIND => self.port_kind = Some(text(info)),
             _ => {}
         });
     }
@@ -275,59 +278,27 @@ pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
 
 /// All links of a namespace.
 pub fn list(socket: &mut Socket) -> Result<Vec<Link>> {
-    list_of(socket, None, |_| true)
+    list_of(socket, None)
 }
 
 /// All links of the namespace that the socket's knows by this number. Needs `CAP_NET_ADMIN`, and not
 /// `CAP_SYS_ADMIN` as entering it does. Numbers of namespaces in the answer are the socket's.
 pub fn list_in(socket: &mut Socket, number: i32) -> Result<Vec<Link>> {
-    list_of(socket, Some(LinkAttribute::IfNetnsId(number)), |_| true)
-}
-
-/// All links but loopback and those that are one of a pair: these stand on no other link, and a node
-/// has one for each pod. They are not parsed.
-pub fn list_unpaired(socket: &mut Socket) -> Result<Vec<Link>> {
-    list_of(socket, None, |payload| !is_paired_or_loopback(payload))
-}
-
-fn is_paired_or_loopback(payload: &[u8]) -> bool {
-    let (header, attributes) = payload.split_at_checked(HEADER_BYTES).unwrap_or_default();
-    let hardware = header.get(2..4).and_then(<[u8]>::first_chunk);
-    let mut found = hardware.is_some_and(|bytes| u16::from_ne_bytes(*bytes) == ARPHRD_LOOPBACK);
-    attribute::each(attributes, |kind, value| {
-        if kind == IFLA_LINKINFO {
-            attribute::each(value, |kind, info| {
-                let is = |pair: &&str| info.strip_suffix(&[0]) == Some(pair.as_bytes());
-                found |= kind == IFLA_INFO_KIND && PAIRED_KINDS.iter().any(is);
-            });
-        }
-    });
-    found
+    list_of(socket, Some(LinkAttribute::IfNetnsId(number)))
 }
 
 /// The ports of a bond, bridge or VRF, by its index.
 pub fn ports(socket: &mut Socket, controller: u32) -> Result<Vec<Link>> {
-    let ports = LinkAttribute::Controller(controller);
-    list_of(socket, Some(ports), |_| true)
+    list_of(socket, Some(LinkAttribute::Controller(controller)))
 }
 
-fn list_of(
-    socket: &mut Socket,
-    filter: Option<LinkAttribute>,
-    wanted: impl Fn(&[u8]) -> bool,
-) -> Result<Vec<Link>> {
+fn list_of(socket: &mut Socket, filter: Option<LinkAttribute>) -> Result<Vec<Link>> {
     let mut message = LinkMessage::default();
     message.attributes.push(without_counters());
     message.attributes.extend(filter);
-    socket.dump(
-        "list netdevs",
-        RTM_GETLINK,
-        &message,
-        |payload| match wanted(payload) {
-            true => Link::parse(payload).map(Some),
-            false => Ok(None),
-        },
-    )
+    socket.dump("list netdevs", RTM_GETLINK, &message, |payload| {
+        Link::parse(payload).map(Some)
+    })
 }
 
 #[cfg(test)]
@@ -335,23 +306,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_that_stand_on_no_other_are_not_parsed() {
-        let left_out = |hardware: u16, kind: Option<&str>| {
-            let mut header = [0; HEADER_BYTES];
-            header[2..4].copy_from_slice(&hardware.to_ne_bytes());
-            let mut message = attribute::Raw::new(&header).with(IFLA_IFNAME, b"veth\0");
-            if let Some(kind) = kind {
-                let kind = format!("{kind}\0");
-                let info = attribute::Raw::default().with(IFLA_INFO_KIND, kind.as_bytes());
-                message = message.nest(IFLA_LINKINFO, &info);
-            }
-            is_paired_or_loopback(message.as_bytes())
+    fn an_attribute_that_is_not_text_hides_no_other() {
+        let mut header = [0; HEADER_BYTES];
+        header[2..4].copy_from_slice(&32u16.to_ne_bytes());
+        header[4] = 7;
+        header[8] = 1;
+        let info = attribute::Raw::default()
+            .with(IFLA_INFO_KIND, b"ipoib\0")
+            .with(IFLA_INFO_DATA, &[6, 0, 1, 0, 0xff, 0x80, 0, 0]);
+        let names = attribute::Raw::default().with(IFLA_ALT_IFNAME, b"\xffb\0");
+        let message = attribute::Raw::new(&header)
+            .with(IFLA_IFNAME, b"a\xff\0")
+            .with(IFLA_MTU, &[1])
+            .with(IFLA_OPERSTATE, &[2])
+            .nest(IFLA_LINKINFO, &info)
+            .nest(IFLA_PROP_LIST, &names)
+            .with(IFLA_IFALIAS, b"\0")
+            .with(IFLA_PARENT_DEV_NAME, b"0000:01:00.0\0");
+        let link = Link::parse(message.as_bytes()).unwrap();
+        let expected = Link {
+            index: 7,
+            name: Name::from(&b"a\xff"[..]),
+            altnames: vec![Name::from(&b"\xffb"[..])],
+            hardware: 32,
+            flags: LinkFlags::Up,
+            mtu: 1,
+            kind: Some(InfoKind::Ipoib),
+            info: [(1, vec![0xff, 0x80])].into(),
+            bus_device: Some("0000:01:00.0".into()),
+            ..Link::default()
         };
-        assert!(left_out(ARPHRD_LOOPBACK, None));
-        assert!(PAIRED_KINDS.iter().all(|kind| left_out(1, Some(kind))));
-        assert!(!left_out(1, None), "hardware");
-        assert!(!left_out(1, Some("vethx")));
-        assert!(!left_out(1, Some("macvlan")));
-        assert!(!left_out(32, Some("ipoib")));
+        assert_eq!(link, expected);
+        assert!(Link::parse(&[0; 15]).is_err());
     }
 }

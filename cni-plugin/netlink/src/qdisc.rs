@@ -1,72 +1,89 @@
 //! Queueing disciplines, as far as it takes to know whether an administrator set any.
 
 use netlink_packet_core::NLM_F_ECHO;
+use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage};
 
-use super::{
-    Name, Result, Socket,
-    attribute::{self, Raw},
-};
+use super::{Result, Socket, socket};
 
-const RTM_GETQDISC: u16 = 38;
-/// `sizeof(struct tcmsg)`, and where index, handle and parent begin in it.
+/// `sizeof(struct tcmsg)`
 const HEADER_BYTES: usize = 20;
-const INDEX: usize = 4;
-const HANDLE: usize = 8;
-const PARENT: usize = 12;
-/// `TC_H_ROOT`, `TC_H_INGRESS` (`include/uapi/linux/pkt_sched.h`)
-const ROOT: u32 = 0xffff_ffff;
-const INGRESS: u32 = 0xffff_fff1;
-const TCA_KIND: u16 = 1;
+const RTM_GETQDISC: u16 = 38;
 
-/// The queueing disciplines of a link that somebody set: the root one (the kernel's own choices have
-/// no handle), and `ingress` or `clsact`, by kind.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The queueing disciplines of a link that somebody set, by kind.
+#[derive(Debug, Default)]
 pub struct Qdiscs {
+    /// The kernel's own choices have no handle and are left out.
     pub root: Option<String>,
     /// `ingress` or `clsact`.
     pub ingress: Option<String>,
 }
 
 pub fn get(socket: &mut Socket, link: u32) -> Result<Qdiscs> {
+    let root = read(socket, link, TcHandle::ROOT)?;
     Ok(Qdiscs {
-        root: one(socket, link, ROOT)?
-            .filter(|(handle, _)| *handle != 0)
-            .map(|(_, kind)| kind),
-        ingress: one(socket, link, INGRESS)?.map(|(_, kind)| kind),
+        root: root
+            .filter(|root| root.header.handle != TcHandle::UNSPEC)
+            .map(kind),
+        ingress: read(socket, link, TcHandle::INGRESS)?.map(kind),
     })
 }
 
-fn one(socket: &mut Socket, link: u32, parent: u32) -> Result<Option<(u32, String)>> {
-    let mut header = [0; HEADER_BYTES];
-    for (at, value) in [(INDEX, link), (PARENT, parent)] {
-        attribute::put(&mut header, at, &value.to_ne_bytes());
-    }
+fn kind(qdisc: TcMessage) -> String {
+    let mut attributes = qdisc.attributes.into_iter();
+    let kind = attributes.find_map(|attribute| match attribute {
+        TcAttribute::Kind(kind) => Some(kind),
+        _ => None,
+    });
+    kind.unwrap_or_default()
+}
+
+fn read(netlink: &mut Socket, link: u32, parent: TcHandle) -> Result<Option<TcMessage>> {
+    let mut message = TcMessage::with_index(link.cast_signed());
+    message.header.parent = parent;
     let mut found = None;
+    let what = format_args!("read queueing disciplines of netdev {link}");
     // The answer is a notification, of which the asker has no part without the flag
     // (`qdisc_get_notify()`).
-    let what = format!("read queueing disciplines of netdev {link}");
-    let asked = socket.ask(
-        what,
-        RTM_GETQDISC,
-        NLM_F_ECHO,
-        &Raw::new(&header),
-        |payload| {
-            let handle = attribute::word(payload, HANDLE);
-            attribute::each(
-                payload.get(HEADER_BYTES..).unwrap_or_default(),
-                |kind, value| {
-                    if kind == TCA_KIND {
-                        found = Some((handle, Name::of_attribute(value).to_string()));
-                    }
-                },
-            );
-            Ok(())
-        },
-    );
+    let asked = netlink.ask(what, RTM_GETQDISC, NLM_F_ECHO, &message, |payload| {
+        found = Some(socket::parse_leniently::<TcMessage>(payload, HEADER_BYTES)?);
+        Ok(())
+    });
     match asked {
         Ok(()) => Ok(found),
         // There is none; a kernel without traffic control.
         Err(e) if e.is(libc::ENOENT) || e.is(libc::EOPNOTSUPP) => Ok(None),
         Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::RouteNetlinkMessage;
+
+    use super::*;
+    use crate::fake::Kernel;
+
+    #[test]
+    fn a_qdisc_that_an_administrator_set_is_named() {
+        let kernel = Kernel::default();
+        let host = kernel.namespace("host");
+        let mut socket = host.socket(&host).unwrap();
+        let add = |link: i32, parent: TcHandle, major: u16, kind: &str| {
+            let mut message = TcMessage::with_index(link);
+            message.header.parent = parent;
+            message.header.handle = TcHandle { major, minor: 0 };
+            message.attributes = vec![TcAttribute::Kind(kind.into())];
+            kernel.add("host", &RouteNetlinkMessage::NewQueueDiscipline(message));
+        };
+        add(2, TcHandle::ROOT, 0, "mq");
+        add(3, TcHandle::ROOT, 1, "htb");
+        add(3, TcHandle::INGRESS, 0xffff, "clsact");
+        let set = |socket: &mut Socket, link| {
+            let found = get(socket, link).unwrap();
+            (found.root, found.ingress)
+        };
+        assert_eq!(set(&mut socket, 2), (None, None));
+        let expected = (Some("htb".into()), Some("clsact".into()));
+        assert_eq!(set(&mut socket, 3), expected);
     }
 }

@@ -37,13 +37,13 @@ pub fn list_table(
     }
 }
 
-/// The IPv4 routes to 0.0.0.0, with any prefix length, in one table of the namespace that the thread is
-/// in. They come first in the kernel's list, which is in the order of destinations (`fib_table_dump()`,
+/// The IPv4 routes to 0.0.0.0, with any prefix length, in one table of the socket's namespace, which the
+/// thread must be in. They come first in the kernel's list, which is in the order of destinations (`fib_table_dump()`,
 /// `net/ipv4/fib_trie.c`), so of the others only the first few are read.
-pub fn list_first(table: u32) -> Result<Vec<RouteMessage>> {
+pub fn list_first(socket: &mut Socket, table: u32) -> Result<Vec<RouteMessage>> {
     let query = query(AddressFamily::Inet, Some(RouteAttribute::Table(table)));
     let what = "list first routes";
-    let listed = Socket::dump_start(what, RTM_GETROUTE, &query, |payload| {
+    let listed = socket.dump_start(what, RTM_GETROUTE, &query, |payload| {
         let route = socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES)?;
         let is_first = destination(&route).is_none_or(|to| to.is_unspecified());
         Ok(is_first.then_some(route))

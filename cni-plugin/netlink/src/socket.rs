@@ -30,30 +30,19 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a dump that a concurrent change made inconsistent is asked for again.
 const DUMP_ATTEMPTS: u32 = 8;
 
-/// Why a request to the kernel failed: what was attempted, and what the kernel said.
+/// Why a request to the kernel failed: what was attempted on which object, and what the kernel said.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{what}: {}{}", plain(.cause), in_parentheses(.message))]
-    Refused {
-        /// The attempt and its object.
+    System {
         what: String,
         cause: io::Error,
+        /// The kernel's text beside the errno.
         message: Option<String>,
-    },
-    #[error("{what}: {}", plain(.cause))]
-    Call {
-        /// The attempt and its object.
-        what: String,
-        cause: io::Error,
     },
     /// An answer was not understood.
     #[error("{what}: the kernel's answer cannot be read: {cause}")]
-    Answer {
-        /// The attempt and its object.
-        what: String,
-        /// What is wrong with it.
-        cause: String,
-    },
+    Answer { what: String, cause: String },
 }
 
 /// Of everything in this room.
@@ -65,16 +54,17 @@ type Parsed<T> = std::result::Result<T, DecodeError>;
 impl Error {
     /// A system call that failed.
     pub fn call(what: impl fmt::Display, cause: impl Into<io::Error>) -> Self {
-        Error::Call {
+        Error::System {
             what: what.to_string(),
             cause: cause.into(),
+            message: None,
         }
     }
 
     /// The errno, where there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Error::Refused { cause, .. } | Error::Call { cause, .. } => cause.raw_os_error(),
+            Error::System { cause, .. } => cause.raw_os_error(),
             Error::Answer { .. } => None,
         }
     }
@@ -140,48 +130,86 @@ fn observed<T>(
     answer
 }
 
-/// A route netlink socket of one namespace.
+/// Who answers requests: the kernel, or in tests the fake of one.
+pub trait Peer: fmt::Debug + Send + Sync {
+    fn send(&self, request: &[u8]) -> io::Result<()>;
+
+    /// Receives the next answers, in place of what is in `buffer`.
+    fn receive(&self, buffer: &mut Vec<u8>) -> io::Result<()>;
+
+    /// One more route socket of the same namespace, which the thread must be in.
+    fn another(&self) -> io::Result<Box<dyn Peer>>;
+}
+
+impl Peer for KernelSocket {
+    fn send(&self, request: &[u8]) -> io::Result<()> {
+        netlink_sys::Socket::send(self, request, 0).map(drop)
+    }
+
+    fn receive(&self, buffer: &mut Vec<u8>) -> io::Result<()> {
+        KernelSocket::receive(self, buffer)
+    }
+
+    fn another(&self) -> io::Result<Box<dyn Peer>> {
+        kernel(NETLINK_ROUTE)
+    }
+}
+
+/// A socket of the namespace that the thread is in.
+fn kernel(protocol: isize) -> io::Result<Box<dyn Peer>> {
+    let socket = KernelSocket::open(protocol, 0)?;
+    // Dumps honour their filter (kernel 4.20) instead of passing over what they do not know.
+    socket.set_netlink_get_strict_chk(true)?;
+    Ok(Box::new(socket))
+}
+
+/// A netlink socket of one namespace.
 #[derive(Debug)]
 pub struct Socket {
-    inner: KernelSocket,
+    peer: Box<dyn Peer>,
+    /// For dumps that are not read to the end.
+    spare: Option<Box<Socket>>,
     sequence: u32,
     received: Vec<u8>,
 }
 
 /// Why a request failed, before the attempt is named.
 enum Failure {
+    /// The kernel refused it, or it was not sent: nothing was done.
     Refused {
-        errno: i32,
+        cause: io::Error,
         message: Option<String>,
     },
-    /// The request did not reach the kernel.
-    Unsent(io::Error),
-    Call(io::Error),
+    /// The answer was lost.
+    Unheard(io::Error),
     Answer(String),
     Interrupted,
 }
 
 impl Failure {
-    /// Whether nothing was done, for a reason that passes. An answer that was lost is no such case:
-    /// the request may have been done.
+    fn unsent(cause: io::Error) -> Self {
+        let message = None;
+        Failure::Refused { cause, message }
+    }
+
+    /// Whether nothing was done, for a reason that passes. A request whose answer was lost may have
+    /// been done.
     fn passes(&self) -> bool {
-        let errno = match self {
-            Failure::Refused { errno, .. } => Some(*errno),
-            Failure::Unsent(cause) => cause.raw_os_error(),
-            Failure::Call(_) | Failure::Answer(_) | Failure::Interrupted => None,
+        let Failure::Refused { cause, .. } = self else {
+            return false;
         };
-        errno.is_some_and(|errno| PASSING.contains(&errno))
+        (cause.raw_os_error()).is_some_and(|errno| PASSING.contains(&errno))
     }
 
     fn of(self, what: &dyn fmt::Display) -> Error {
         let what = what.to_string();
         match self {
-            Failure::Refused { errno, message } => Error::Refused {
+            Failure::Refused { cause, message } => Error::System {
                 what,
-                cause: io::Error::from_raw_os_error(errno),
+                cause,
                 message,
             },
-            Failure::Unsent(cause) | Failure::Call(cause) => Error::Call { what, cause },
+            Failure::Unheard(cause) => Error::call(what, cause),
             Failure::Answer(cause) => Error::Answer { what, cause },
             Failure::Interrupted => Error::Answer {
                 what,
@@ -200,31 +228,27 @@ impl From<DecodeError> for Failure {
 impl Socket {
     /// Opens a socket in the namespace the thread is in.
     pub fn open() -> Result<Self> {
-        Self::of_protocol(NETLINK_ROUTE, "route")
+        let peer = kernel(NETLINK_ROUTE);
+        peer.map(Socket::to)
+            .map_err(|e| Error::call("open a route netlink socket", e))
     }
 
     /// Opens a socket for RDMA netlink in the namespace the thread is in; none without an RDMA stack.
     pub fn open_rdma() -> Result<Option<Self>> {
-        match Self::of_protocol(NETLINK_RDMA, "RDMA") {
-            Err(e) if e.is(libc::EPROTONOSUPPORT) => Ok(None),
-            opened => opened.map(Some),
+        match kernel(NETLINK_RDMA) {
+            Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => Ok(None),
+            Err(e) => Err(Error::call("open an RDMA netlink socket", e)),
+            Ok(peer) => Ok(Some(Socket::to(peer))),
         }
     }
 
-    fn of_protocol(protocol: isize, name: &str) -> Result<Self> {
-        let open = || -> io::Result<KernelSocket> {
-            let socket = KernelSocket::open(protocol, 0)?;
-            // Dumps honour their filter (kernel 4.20) instead of passing over what they do not know.
-            socket.set_netlink_get_strict_chk(true)?;
-            Ok(socket)
-        };
-        let inner =
-            open().map_err(|e| Error::call(format_args!("open a {name} netlink socket"), e))?;
-        Ok(Socket {
-            inner,
+    pub fn to(peer: Box<dyn Peer>) -> Self {
+        Socket {
+            peer,
+            spare: None,
             sequence: 0,
             received: Vec::new(),
-        })
+        }
     }
 
     /// Sends a request and waits until it is acknowledged.
@@ -302,58 +326,46 @@ impl Socket {
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
-        let mut again = false;
-        let attempt = || {
-            for _ in 0..DUMP_ATTEMPTS {
-                let mut list = Vec::new();
-                let mut each = |payload: &[u8]| {
-                    list.extend(parse(payload).ok().flatten());
-                    Ok(ControlFlow::Continue(()))
-                };
-                match self.exchange(kind, NLM_F_DUMP, body, &mut each) {
-                    Ok(()) => return Ok(list),
-                    Err(Failure::Interrupted) => {}
-                    Err(failure) if failure.passes() && !again => {
-                        again = true;
-                        thread::sleep(RETRY_INTERVAL);
-                    }
-                    Err(failure) => return Err(failure.of(&what)),
-                }
-            }
-            Err(Failure::Interrupted.of(&what))
-        };
-        observed(&what, |list: &Vec<T>| Some(list.len()), attempt)
+        list(&what, || {
+            let mut list = Vec::new();
+            self.exchange(kind, NLM_F_DUMP, body, &mut |payload| {
+                list.extend(parse(payload).ok().flatten());
+                Ok(ControlFlow::Continue(()))
+            })?;
+            Ok(list)
+        })
     }
 
     /// Asks for the first objects that match `body`, up to the one that `parse` has no use for. The
-    /// kernel keeps the rest ready for the socket, so each attempt has one of its own.
+    /// kernel keeps the rest ready for the socket, which is then of no use any more: so the dump has
+    /// another one, in the namespace that the thread is in.
     pub fn dump_start<T>(
+        &mut self,
         what: impl fmt::Display,
         kind: u16,
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
-        let attempt = || {
-            for _ in 0..DUMP_ATTEMPTS {
-                let mut list = Vec::new();
-                let mut each = |payload: &[u8]| {
-                    Ok(match parse(payload)? {
-                        Some(object) => {
-                            list.push(object);
-                            ControlFlow::Continue(())
-                        }
-                        None => ControlFlow::Break(()),
-                    })
-                };
-                match Socket::open()?.exchange(kind, NLM_F_DUMP, body, &mut each) {
-                    Ok(()) => return Ok(list),
-                    Err(Failure::Interrupted) => {}
-                    Err(failure) => return Err(failure.of(&what)),
-                }
+        list(&what, || {
+            let mut socket = match self.spare.take() {
+                Some(socket) => socket,
+                None => Box::new(Socket::to(self.peer.another().map_err(Failure::unsent)?)),
+            };
+            let (mut list, mut is_complete) = (Vec::new(), true);
+            let asked = socket.exchange(kind, NLM_F_DUMP, body, &mut |payload| {
+                let object = parse(payload)?;
+                is_complete = object.is_some();
+                list.extend(object);
+                Ok(match is_complete {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
+                })
+            });
+            if is_complete && !matches!(asked, Err(Failure::Unheard(_) | Failure::Answer(_))) {
+                self.spare = Some(socket);
             }
-            Err(Failure::Interrupted.of(&what))
-        };
-        observed(&what, |list: &Vec<T>| Some(list.len()), attempt)
+            asked.map(|()| list)
+        })
     }
 
     fn exchange(
@@ -364,11 +376,11 @@ impl Socket {
         each: &mut dyn FnMut(&[u8]) -> Parsed<ControlFlow<()>>,
     ) -> std::result::Result<(), Failure> {
         self.sequence = self.sequence.wrapping_add(1);
-        self.send(kind, flags, body).map_err(Failure::Unsent)?;
+        self.send(kind, flags, body).map_err(Failure::unsent)?;
         let mut interrupted = false;
         loop {
-            let received = self.inner.receive(&mut self.received);
-            received.map_err(Failure::Call)?;
+            let received = self.peer.receive(&mut self.received);
+            received.map_err(Failure::Unheard)?;
             let mut rest = self.received.as_slice();
             while !rest.is_empty() {
                 let message = NetlinkBuffer::new_checked(rest)?;
@@ -402,8 +414,30 @@ impl Socket {
         header.set_flags(flags | NLM_F_REQUEST);
         header.set_sequence_number(self.sequence);
         body.emit(header.payload_mut());
-        self.inner.send(&message, 0).map(drop)
+        self.peer.send(&message)
     }
+}
+
+/// Asks until nothing changed meanwhile.
+fn list<T>(
+    what: &dyn fmt::Display,
+    mut ask: impl FnMut() -> std::result::Result<Vec<T>, Failure>,
+) -> Result<Vec<T>> {
+    let mut again = false;
+    let attempts = || {
+        for _ in 0..DUMP_ATTEMPTS {
+            match ask() {
+                Err(Failure::Interrupted) => {}
+                Err(failure) if failure.passes() && !again => {
+                    again = true;
+                    thread::sleep(RETRY_INTERVAL);
+                }
+                answer => return answer.map_err(|failure| failure.of(what)),
+            }
+        }
+        Err(Failure::Interrupted.of(what))
+    };
+    observed(what, |list: &Vec<T>| Some(list.len()), attempts)
 }
 
 /// Reads a message of a header of `header` bytes and attributes, leaving out those attributes that
@@ -452,10 +486,8 @@ fn verdict(payload: &[u8], flags: u16, between: usize) -> std::result::Result<()
                     .to_owned()
             })
     });
-    Err(Failure::Refused {
-        errno: -status,
-        message,
-    })
+    let cause = io::Error::from_raw_os_error(-status);
+    Err(Failure::Refused { cause, message })
 }
 
 #[cfg(test)]

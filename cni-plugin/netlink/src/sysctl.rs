@@ -7,14 +7,14 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read, Write},
     os::fd::AsFd,
     path::{Path, PathBuf},
 };
 
 use nix::{
-    fcntl::{OFlag, openat},
+    fcntl::{AT_FDCWD, OFlag, openat},
     sys::stat::Mode,
 };
 
@@ -52,8 +52,12 @@ fn directory(proc: &Path, group: &str, interface: &Name) -> io::Result<PathBuf> 
 pub fn write(proc: &Path, group: &str, interface: &Name, key: &str, value: &str) -> Result<()> {
     let what = format_args!("write {value} to {group}/{interface}/{key}");
     directory(proc, group, interface)
-        .and_then(|directory| OpenOptions::new().write(true).open(directory.join(key)))
-        .and_then(|mut file| file.write_all(value.as_bytes()))
+        .and_then(|directory| {
+            // Not by open(), which in musl is two system calls.
+            let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+            let file = openat(AT_FDCWD, &directory.join(key), flags, Mode::empty())?;
+            File::from(file).write_all(value.as_bytes())
+        })
         .map_err(|e| Error::call(what, e))
 }
 

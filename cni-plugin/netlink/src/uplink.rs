@@ -102,7 +102,7 @@ fn default_routes(
     let mut found = Vec::new();
     for table in tables {
         let mut routes = match family {
-            AddressFamily::Inet => route::list_first(*table)?,
+            AddressFamily::Inet => route::list_first(socket, *table)?,
             _ => route::list_table(socket, family, *table, uplink::is_default)?,
         };
         routes.retain(|route| {
@@ -258,7 +258,29 @@ fn interfaces_of(socket: &mut Socket, message: &RouteMessage) -> Result<Vec<u32>
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_route::{
+        RouteNetlinkMessage,
+        address::{AddressAttribute, AddressMessage},
+    };
+
     use super::*;
+    use crate::fake::Kernel;
+
+    #[test]
+    fn a_peers_address_is_not_the_nodes_own() {
+        let kernel = Kernel::default();
+        let host = kernel.namespace("host");
+        let [own, peer]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
+        let mut message = AddressMessage::default();
+        message.header.index = 1;
+        message.attributes = vec![
+            AddressAttribute::Address(peer),
+            AddressAttribute::Local(own),
+        ];
+        kernel.add("host", &RouteNetlinkMessage::NewAddress(message));
+        let mut socket = host.socket(&host).unwrap();
+        assert_eq!(addresses(&mut socket).unwrap(), [(1, own)]);
+    }
 
     #[test]
     fn rules_of_rails_and_pods_lead_to_no_uplink() {

@@ -39,7 +39,7 @@ pub(super) fn of(
 ) -> Result<Option<Dependent>, Error> {
     let links = match network.links.take() {
         Some(links) => links,
-        None => link::list_unpaired(&mut node.netns.socket)?,
+        None => link::list(&mut node.netns.socket)?,
     };
     let mut links = network.links.insert(links).iter();
     if let Some(link) = links.find(|link| link.stands_on(nic.link.index)) {

@@ -44,7 +44,7 @@ pub struct HostLink {
 #[derive(Debug, Default)]
 pub struct NodeNetwork {
     known: Option<Known>,
-    /// All but loopback and pairs.
+    /// Those of the host.
     pub(super) links: Option<Vec<Link>>,
 }
 

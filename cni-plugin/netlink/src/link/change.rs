@@ -30,6 +30,8 @@ const IFLA_XDP_FLAGS: u16 = 3;
 pub struct Change<'a> {
     /// Another namespace. The link is down afterwards, without addresses and routes.
     pub netns: Option<&'a Namespace>,
+    /// The index in that namespace; by default the present one, or another where that is taken.
+    pub new_index: Option<u32>,
     pub name: Option<&'a [u8]>,
     /// In bytes.
     pub mtu: Option<u32>,
@@ -67,7 +69,8 @@ impl<'a> Change<'a> {
 /// Changes a link.
 ///
 /// # Errors
-/// The kernel's refusal; the link may then be changed in part.
+/// The kernel's refusal; the link may then be changed in part. EBUSY: the index or an index of that
+/// number is taken in the new namespace.
 pub fn change(
     socket: &mut Socket,
     what: impl fmt::Display,
@@ -82,6 +85,8 @@ pub fn change(
     }
     let attributes = &mut message.attributes;
     attributes.extend(change.netns.map(|netns| LinkAttribute::NetNsFd(netns.fd())));
+    let new_index = change.new_index.map(u32::cast_signed);
+    attributes.extend(new_index.map(LinkAttribute::NewIfIndex));
     attributes.extend(change.name.map(|name| named(IFLA_IFNAME, name)));
     attributes.extend(change.mtu.map(LinkAttribute::Mtu));
     attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));

@@ -30,11 +30,20 @@ pub struct NewLink<'a> {
     pub mac: Option<Vec<u8>>,
 }
 
+fn random() -> [u8; 8] {
+    RandomState::new().build_hasher().finish().to_ne_bytes()
+}
+
 /// An index from 2^20 upwards. The kernel gives small ones, so that hardly a link has it.
 pub fn random_index() -> u32 {
-    let random = RandomState::new().build_hasher().finish();
-    let [a, b, c, d, ..] = random.to_ne_bytes();
+    let [a, b, c, d, ..] = random();
     u32::from_ne_bytes([a, b, c, d]) & 0x7fff_ffff | 1 << 20
+}
+
+/// A locally administered MAC address, not of a group (IEEE 802).
+pub fn random_mac() -> [u8; 6] {
+    let [a, b, c, d, e, f, ..] = random();
+    [a & 0xfc | 0x02, b, c, d, e, f]
 }
 
 /// Creates a child and returns it as it is then; none when it is gone already.
