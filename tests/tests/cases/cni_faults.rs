@@ -95,6 +95,12 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_refused_move_to_the_host_fails_del, Root, Netns, Strace),
     case!(a_refused_name_is_a_warning, Root, Netns, Strace),
     case!(
+        a_refused_request_of_a_restoration_costs_its_row_alone,
+        Root,
+        Netns,
+        Strace
+    ),
+    case!(
         a_name_taken_while_del_moves_is_for_later,
         Root,
         Netns,
@@ -640,7 +646,7 @@ fn a_refused_move_to_the_host_fails_del() -> Result<()> {
         moves,
         |_, _| Ok(()),
         |fixture, refused| {
-            let what = "move net1 to the host as nic0";
+            let what = "move net1 to the host as rdma-dev";
             let refused = refused.refusal();
             fixture.del()?;
             Ok(refused.is_ok_and(|(_, message)| message.contains(what)))
@@ -663,6 +669,54 @@ fn a_refused_name_is_a_warning() -> Result<()> {
         );
         Ok(true)
     })
+}
+
+/// DEL succeeds, and what is not as before is named, whichever request fails once the NIC is on the
+/// host.
+fn a_refused_request_of_a_restoration_costs_its_row_alone() -> Result<()> {
+    const ROWS: [(&str, &str, &str); 4] = [
+        ("link show", "nic0", "until it can be renamed"),
+        ("link show up", "net1|nic0", "restore up"),
+        ("addr", "10.9.0.1/24", "restore address 10.9.0.1/24"),
+        ("route", "10.77.0.0/16", "restore route 10.77.0.0/16"),
+    ];
+    let mut refused = 0;
+    let moved = || -> Result<Fixture> {
+        let fixture = Fixture::moving()?;
+        let (host, pod) = (fixture.host(), &fixture.pod);
+        let added = fixture.call().run("ADD", fixture.config.as_bytes())?;
+        added.success()?;
+        pod.ip("link set net1 address 02:66:66:66:66:66 mtu 1400")?;
+        arrives(host, pod)?;
+        Ok(fixture)
+    };
+    let fixture = moved()?;
+    let mut points = trace(fixture.host(), &fixture.call(), "DEL", &fixture.config)?;
+    points.retain(|point| point.syscall == "sendto");
+    for point in spread(&points, 20) {
+        // Anew: what is refused is lost.
+        let fixture = moved()?;
+        let host = fixture.host();
+        let answer = inject(&fixture.call(), "DEL", &fixture.config, &point, "error=EIO")?;
+        if !answer.status.success() {
+            let (_, message) = answer.refusal()?;
+            let of_pod = message.contains("remove rule") || message.contains("list links");
+            ensure!(of_pod, "{point:?}: DEL fails: {message}");
+            continue;
+        }
+        refused += usize::from(answer.stderr.contains("i/o error"));
+        for (command, expected, warning) in ROWS {
+            let shown = host.netns.ip(command)?;
+            ensure!(
+                expected.split('|').any(|name| shown.contains(name))
+                    || answer.stderr.contains(warning),
+                "{point:?}: {expected} is lost without a warning: {}",
+                answer.stderr
+            );
+        }
+    }
+    ensure!(refused >= 5, "only {refused} requests were refused");
+    Ok(())
 }
 
 impl Fixture {

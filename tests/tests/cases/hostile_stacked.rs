@@ -661,7 +661,7 @@ fn lost() -> Result<()> {
     let warned = answer
         .stderr
         .lines()
-        .any(|line| line.contains("route 10.88.0.0/16") && line.contains("did not come back"));
+        .any(|line| line.contains("restore route 10.88.0.0/16"));
     ensure!(warned, "{}", answer.stderr);
     unchanged(&before, || scene.host_state(), "after DEL")
 }

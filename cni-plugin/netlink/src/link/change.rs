@@ -30,6 +30,8 @@ const IFLA_XDP_FLAGS: u16 = 3;
 pub struct Change<'a> {
     /// Another namespace. The link is down afterwards, without addresses and routes.
     pub netns: Option<&'a Namespace>,
+    /// Its index in the other namespace, which must be free there. Kernels before 5.12 ignore it.
+    pub new_index: Option<u32>,
     pub name: Option<&'a [u8]>,
     /// In bytes.
     pub mtu: Option<u32>,
@@ -82,6 +84,8 @@ pub fn change(
     }
     let attributes = &mut message.attributes;
     attributes.extend(change.netns.map(|netns| LinkAttribute::NetNsFd(netns.fd())));
+    let new_index = change.new_index.map(u32::cast_signed);
+    attributes.extend(new_index.map(LinkAttribute::NewIfIndex));
     attributes.extend(change.name.map(|name| named(IFLA_IFNAME, name)));
     attributes.extend(change.mtu.map(LinkAttribute::Mtu));
     attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
