@@ -259,7 +259,8 @@ pub(crate) fn snapshot(
     taken.static_addresses =
         addresses == Addresses::OfHost && fabric == FabricAddresses::Static && !nic.rdma.is_empty();
     let socket = &mut node.netns.socket;
-    let found = obstacle::obstacles(socket, &nic.link, &taken, addresses)?;
+    let proc = &node.roots.proc;
+    let found = obstacle::obstacles(socket, proc, &nic.link, &taken, addresses)?;
     if let Some(found) = Error::all(found) {
         let name = &nic.link.name;
         return Err(found.context(format_args!("moving netdev {name} is refused")));

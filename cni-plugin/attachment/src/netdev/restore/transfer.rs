@@ -247,17 +247,17 @@ fn set_name(socket: &mut Socket, link: &mut Link, name: Name) -> netlink::Result
         link::remove_altname(socket, link, &name)?;
         link.altnames.retain(|altname| *altname != name);
     }
-    // Two requests: the kernel renames before it changes flags (`do_setlink()`), and before 6.2 it
-    // renames no link that is up.
-    if link.is_up() {
-        let what = format!("set {} down", link.name);
-        link::change(socket, what, link.index, &Change::down())?;
-        link.flags -= LinkFlags::Up;
-    }
     let what = format!("rename {} to {name}", link.name);
     match link::change(socket, what, link.index, &Change::name(name.as_bytes())) {
         Ok(()) => link.name = name,
         Err(e) if e.is(libc::EEXIST) => return Ok(false),
+        // Before Linux 6.2 no link that is up is renamed, and flags change last (`do_setlink()`).
+        Err(e) if e.is(libc::EBUSY) && link.is_up() => {
+            let what = format!("set {} down", link.name);
+            link::change(socket, what, link.index, &Change::down())?;
+            link.flags -= LinkFlags::Up;
+            return set_name(socket, link, name);
+        }
         Err(e) => return Err(e),
     }
     Ok(true)
