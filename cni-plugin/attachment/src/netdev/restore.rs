@@ -20,7 +20,7 @@ use netlink::{
 };
 use transfer::{find_on_host, is_gone, rename, take_out};
 
-use super::{snapshot::Snapshot, state::Restoration, vf::Guids};
+use super::{snapshot::Snapshot, state, vf::Guids};
 
 /// How long a netdev may take to return from a namespace that is being torn down. The kernel
 /// returns it after two grace periods, with many namespaces one after the other.
@@ -142,7 +142,7 @@ pub fn return_netdev(
                     Err(e) => report.warnings.push(e.to_string()),
                 }
             }
-            Restoration::new(host_context, taken, link, &mut report).run();
+            state::restore(host_context, taken, link, &mut report);
             return Ok(report);
         }
         if let Some(refused) = refused {

@@ -44,7 +44,12 @@ impl State {
 
     /// The state of a netdev of the namespace that the thread and the socket are in.
     pub(super) fn read(socket: &mut Socket, proc: &Path, link: &Link) -> netlink::Result<Self> {
-        let mut netdev = Netdev::new(socket, proc, link.clone());
+        let mut netdev = Netdev {
+            socket,
+            proc,
+            link: link.clone(),
+            tables: Vec::new(),
+        };
         let mut state = State::default();
         for attribute in VALUES.iter().chain(ITEMS) {
             let entries = (attribute.read)(&mut netdev)?;
@@ -63,17 +68,6 @@ struct Netdev<'a> {
     link: Link,
     /// The tables that have routes out of it.
     tables: Vec<(AddressFamily, u32)>,
-}
-
-impl<'a> Netdev<'a> {
-    fn new(socket: &'a mut Socket, proc: &'a Path, link: Link) -> Self {
-        Netdev {
-            socket,
-            proc,
-            link,
-            tables: Vec::new(),
-        }
-    }
 }
 
 type Written = netlink::Result<()>;
@@ -95,7 +89,27 @@ struct Attribute {
 }
 
 /// Restores the state of a netdev of the host.
-pub(super) struct Restoration<'a> {
+pub(super) fn restore(
+    host: &mut HostContext<'_>,
+    before: &Snapshot,
+    link: Link,
+    report: &mut Returned,
+) {
+    let restoration = Restoration {
+        netdev: Netdev {
+            socket: host.socket,
+            proc: host.proc,
+            link,
+            tables: Vec::new(),
+        },
+        sys: host.sys,
+        before,
+        report,
+    };
+    restoration.run();
+}
+
+struct Restoration<'a> {
     netdev: Netdev<'a>,
     sys: &'a Path,
     before: &'a Snapshot,
@@ -103,25 +117,11 @@ pub(super) struct Restoration<'a> {
 }
 
 impl<'a> Restoration<'a> {
-    pub(super) fn new(
-        host: &'a mut HostContext<'_>,
-        before: &'a Snapshot,
-        link: Link,
-        report: &'a mut Returned,
-    ) -> Self {
-        Restoration {
-            netdev: Netdev::new(host.socket, host.proc, link),
-            sys: host.sys,
-            before,
-            report,
-        }
-    }
-
     /// Writes what is not as it was, and warns of what is refused.
     ///
     /// Programs go before the MTU is written, which XDP limits; what the PF allows is restored before
     /// the MAC address; addresses are written after `up`.
-    pub(super) fn run(mut self) {
+    fn run(mut self) {
         self.detach_programs();
         if let Some(vf) = &self.before.vf {
             // What is refused is tried again, and reported, by `restore_vf()`.

@@ -30,7 +30,7 @@ const IFLA_XDP_FLAGS: u16 = 3;
 pub struct Change<'a> {
     /// Another namespace. The link is down afterwards, without addresses and routes.
     pub netns: Option<&'a Namespace>,
-    /// Its index in the other namespace, which must be free there. Kernels before 5.12 ignore it.
+    /// The index in that namespace; by default the present one, or another where that is taken.
     pub new_index: Option<u32>,
     pub name: Option<&'a [u8]>,
     /// In bytes.
@@ -69,7 +69,8 @@ impl<'a> Change<'a> {
 /// Changes a link.
 ///
 /// # Errors
-/// The kernel's refusal; the link may then be changed in part.
+/// The kernel's refusal; the link may then be changed in part. EBUSY: the index or an index of that
+/// number is taken in the new namespace.
 pub fn change(
     socket: &mut Socket,
     what: impl fmt::Display,

@@ -93,18 +93,13 @@ fn confirmed(
         ..Change::name(ANY_TEMPORARY)
     };
     let what = format!("move {name}, which is not {}, back to the pod", taken.name);
-    match link::change(host_context.socket, what, arrived.index, &change) {
-        Ok(()) => Ok(None),
-        Err(e) => Err(stray(e, name)),
-    }
-}
-
-/// A link of the pod stays on the host.
-fn stray(error: netlink::Error, name: &Name) -> Error {
-    Error::from(error).with_details(format!(
-        "{name} is a link of the pod that is left on the host: look at it with ip -d link show {name}, \
-         delete it with ip link delete {name}, then try again"
-    ))
+    link::change(host_context.socket, what, arrived.index, &change).map_err(|e| {
+        Error::from(e).with_details(format!(
+            "{name} is a link of the pod that is left on the host: look at it with ip -d link show \
+             {name}, delete it with ip link delete {name}, then try again"
+        ))
+    })?;
+    Ok(None)
 }
 
 /// Whether the device below was unplugged, or a virtual link ended with its namespace. A link with
@@ -134,10 +129,6 @@ fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &m
         let deleted = link::delete(inside, child);
         report.warnings.extend(deleted.err().map(|e| e.to_string()));
     }
-}
-
-fn is_taken(host_context: &mut HostContext<'_>, name: &Name) -> netlink::Result<bool> {
-    Ok(link::get(host_context.socket, By::Name(name.as_bytes()))?.is_some())
 }
 
 /// Moves a netdev out of the pod, with its old index where that is free. Returns the name that it has
@@ -192,7 +183,7 @@ fn temporary_name(
     let mut number = link.index.wrapping_add(attempt);
     loop {
         let name = Name::from(format!("{TEMPORARY}{}", number % 10_000_000).as_str());
-        if !is_taken(host_context, &name)? {
+        if link::get(host_context.socket, By::Name(name.as_bytes()))?.is_none() {
             return Ok(name);
         }
         number = number.wrapping_add(1);
@@ -207,37 +198,24 @@ pub(super) fn rename(
     taken: &Snapshot,
     report: &mut Returned,
 ) {
-    let why = match take_name(host_context, link, taken) {
+    let why = match set_name(host_context.socket, link, taken.name.clone()) {
         Ok(true) => return,
         Ok(false) => format!("{} is the name of another netdev now", taken.name),
         Err(e) => e.to_string(),
     };
+    for attempt in 0..ATTEMPTS {
+        if link.name.as_bytes().starts_with(TEMPORARY.as_bytes()) {
+            break;
+        }
+        let name = temporary_name(host_context, link, attempt);
+        let named = name.and_then(|name| set_name(host_context.socket, link, name));
+        report.warnings.extend(named.err().map(|e| e.to_string()));
+    }
     report.warnings.push(format!(
         "{why}; {} is called {} until it can be renamed",
         taken.name, link.name
     ));
     report.is_misnamed = true;
-}
-
-/// False where another netdev has its name.
-fn take_name(
-    host_context: &mut HostContext<'_>,
-    link: &mut Link,
-    taken: &Snapshot,
-) -> netlink::Result<bool> {
-    let holder = link::get(host_context.socket, By::Name(taken.name.as_bytes()))?;
-    if holder.is_none_or(|holder| holder.index == link.index)
-        && set_name(host_context.socket, link, taken.name.clone())?
-    {
-        return Ok(true);
-    }
-    let mut attempt = 0;
-    while !link.name.as_bytes().starts_with(TEMPORARY.as_bytes()) && attempt < ATTEMPTS {
-        let name = temporary_name(host_context, link, attempt)?;
-        set_name(host_context.socket, link, name)?;
-        attempt += 1;
-    }
-    Ok(false)
 }
 
 /// Renames a netdev. False when another one has the name.
@@ -261,19 +239,4 @@ fn set_name(socket: &mut Socket, link: &mut Link, name: Name) -> netlink::Result
         Err(e) => return Err(e),
     }
     Ok(true)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_link_of_the_pod_left_on_the_host_is_named_with_its_remedy() {
-        let busy = std::io::Error::from_raw_os_error(libc::EBUSY);
-        let error = stray(
-            netlink::Error::call("move evil0 back", busy),
-            &"evil0".into(),
-        );
-        assert!(error.details.contains("ip link delete evil0"), "{error}");
-    }
 }
