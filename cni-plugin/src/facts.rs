@@ -284,8 +284,8 @@ impl Reading<'_> {
         snapshot.static_addresses = addresses == Addresses::OfHost
             && node.policy.values.fabric_addresses == FabricAddresses::Static
             && !link.rdma.is_empty();
-        let socket = &mut node.netns.socket;
-        let obstacles = obstacle::obstacles(socket, &link.link, &snapshot, addresses)?;
+        let (socket, proc) = (&mut node.netns.socket, &node.roots.proc);
+        let obstacles = obstacle::obstacles(socket, proc, &link.link, &snapshot, addresses)?;
         let moves_rdma = link.mode == Some(NetnsMode::Exclusive)
             && self.config.rdma != RdmaRequirement::Off
             && !link.rdma.is_empty();

@@ -102,6 +102,12 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_refused_move_to_the_host_fails_del, Root, Netns, Strace),
     case!(a_refused_name_is_a_warning, Root, Netns, Strace),
     case!(
+        a_refused_request_of_a_restoration_costs_its_row_alone,
+        Root,
+        Netns,
+        Strace
+    ),
+    case!(
         a_name_taken_while_del_moves_is_for_later,
         Root,
         Netns,
@@ -601,15 +607,17 @@ fn renames(line: &str) -> bool {
 /// behind it on (`NLM_F_DUMP_INTR`).
 const TRIES: usize = 25;
 
-/// The first such request of a DEL, which is carried out.
+/// The last such request of a DEL, which is carried out: a move is repeated where an index is taken.
 fn request(host: &CniHost, call: &Call, config: &str, wanted: fn(&str) -> bool) -> Result<Point> {
     let file = host.directory().join("trace").display().to_string();
     let options = ["-qq", "-v", "-s", "256", "-o", &file];
     answer(&mut traced(call, "DEL", &options), config.as_bytes())?.success()?;
     let trace = std::fs::read_to_string(&file)?;
-    let mut requests = trace.lines().filter(|line| line.starts_with("sendto("));
+    let requests = trace.lines().filter(|line| line.starts_with("sendto("));
+    let requests: Vec<&str> = requests.collect();
     let earlier = requests
-        .position(wanted)
+        .iter()
+        .rposition(|line| wanted(line))
         .context("DEL sends no such request")?;
     Ok(Point {
         syscall: "sendto".to_owned(),
@@ -656,7 +664,7 @@ fn a_veth_is_found_when_del_was_killed_after_its_move() -> Result<()> {
         };
         let killed = inject(&call, "DEL", &config, &next, "signal=KILL")?;
         let after_the_move = was_killed(&killed)
-            && host.netns.ip("link show mv0").is_ok()
+            && host.netns.ip("link")?.contains("rdma-dev")
             && pod.ip("link show net1").is_err();
         returned("after the next DEL")?;
         if after_the_move {
@@ -685,7 +693,7 @@ fn a_refused_move_to_the_host_fails_del() -> Result<()> {
         moves,
         |_, _| Ok(()),
         |fixture, refused| {
-            let what = "move net1 to the host as nic0";
+            let what = "move net1 to the host as rdma-dev";
             let refused = refused.refusal();
             fixture.del()?;
             Ok(refused.is_ok_and(|(_, message)| message.contains(what)))
@@ -710,6 +718,54 @@ fn a_refused_name_is_a_warning() -> Result<()> {
     })
 }
 
+/// DEL succeeds, and what is not as before is named, whichever request fails once the NIC is on the
+/// host.
+fn a_refused_request_of_a_restoration_costs_its_row_alone() -> Result<()> {
+    const ROWS: [(&str, &str, &str); 4] = [
+        ("link show", "nic0", "until it can be renamed"),
+        ("link show up", "rdma-dev|nic0", "restore up"),
+        ("addr", "10.9.0.1/24", "restore address 10.9.0.1/24"),
+        ("route", "10.77.0.0/16", "restore route 10.77.0.0/16"),
+    ];
+    let mut refused = 0;
+    let moved = || -> Result<Fixture> {
+        let fixture = Fixture::moving()?;
+        let (host, pod) = (fixture.host(), &fixture.pod);
+        let added = fixture.call().run("ADD", fixture.config.as_bytes())?;
+        added.success()?;
+        pod.ip("link set net1 address 02:66:66:66:66:66 mtu 1400")?;
+        arrives(host, pod)?;
+        Ok(fixture)
+    };
+    let fixture = moved()?;
+    let mut points = trace(fixture.host(), &fixture.call(), "DEL", &fixture.config)?;
+    points.retain(|point| point.syscall == "sendto");
+    for point in spread(&points, 20) {
+        // Anew: what is refused is lost.
+        let fixture = moved()?;
+        let host = fixture.host();
+        let answer = inject(&fixture.call(), "DEL", &fixture.config, &point, "error=EIO")?;
+        if !answer.status.success() {
+            let (_, message) = answer.refusal()?;
+            let is_elsewhere = message.contains("remove rule") || message.contains("list netdevs");
+            ensure!(is_elsewhere, "{point:?}: DEL fails: {message}");
+            continue;
+        }
+        refused += usize::from(answer.stderr.contains("i/o error"));
+        for (command, expected, warning) in ROWS {
+            let shown = host.netns.ip(command)?;
+            ensure!(
+                expected.split('|').any(|name| shown.contains(name))
+                    || answer.stderr.contains(warning),
+                "{point:?}: {expected} is lost without a warning: {}",
+                answer.stderr
+            );
+        }
+    }
+    ensure!(refused >= 5, "only {refused} requests were refused");
+    Ok(())
+}
+
 impl Fixture {
     /// The host is as before the ADD, or is soon: after several changes of a carrier the kernel
     /// says once a second how it is (`linkwatch_schedule_work()`).
@@ -726,7 +782,7 @@ impl Fixture {
     }
 }
 
-/// Stops a DEL at its first such request, in whichever way `attempt` does; once more where that
+/// Stops a DEL at its last such request, in whichever way `attempt` does; once more where that
 /// found the request to be another one.
 fn at_request(
     fixture: &Fixture,

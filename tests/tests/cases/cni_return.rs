@@ -18,7 +18,7 @@ use super::hostile_leases::{Holder, ip_in};
 cases! {
     a_nic_that_arrives_late_is_waited_for => arrives_late();
     a_nic_that_left_its_bus_is_gone => unplugged();
-    a_nic_moves_to_the_host_under_its_own_name => one_request();
+    a_nic_moves_to_the_host_under_a_neutral_name => neutral_name();
     altnames_of_a_pod_that_died_are_removed => altnames_of_a_dead_pod();
     an_altname_that_another_netdev_has_is_a_warning => altname_taken();
     a_restored_nic_is_not_set_down_by_another_del => restored_twice();
@@ -28,8 +28,21 @@ cases! {
     settings_that_cannot_be_listed_are_written: Strace =>
         unreadable("ipv4/conf/nic0", "getdents64", "list /proc/sys/net/ipv4/conf/nic0: i/o error");
     a_setting_that_cannot_be_read_is_written: Strace =>
-        unreadable("ipv4/conf/nic0/rp_filter", "read", "sysctl ipv4/conf/rp_filter is unreadable, was 2");
+        unreadable("ipv4/conf/nic0/rp_filter", "read", "");
     a_nic_without_its_name_is_named_by_its_index => named_by_index();
+    a_nic_that_its_pod_called_all_has_its_addresses_again => called("all", Ends::Never);
+    a_nic_called_all_when_its_namespace_died_has_its_addresses_again => called("all", Ends::BeforeDel);
+    a_nic_called_default_when_its_namespace_died_has_its_addresses_again =>
+        called("default", Ends::BeforeDel);
+    a_nic_has_its_index_again => index_again();
+    an_index_that_another_netdev_has_is_a_warning => index_taken();
+    a_nic_with_another_index_after_its_namespace_died_is_a_warning => index_after_pod();
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    Never,
+    BeforeDel,
 }
 
 fn del(scene: &Scene) -> Result<Answer> {
@@ -103,21 +116,24 @@ fn unplugged() -> Result<()> {
     Ok(())
 }
 
-/// Whoever watches the host's links sees no other name.
-fn one_request() -> Result<()> {
+/// Its pod may have given it the name of another netdev of the host.
+fn neutral_name() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     let log = scene.host.directory().join("log");
     scene.policy(&json!({}), &json!({"log": {"file": log, "level": "debug"}}))?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     scene.in_pod(&["link set net1 down", "link set net1 name mine"])?;
+    let index = index_of(&scene.pod, "mine")?;
     fs::write(&log, "")?;
     del(&scene)?;
     let said = fs::read_to_string(&log)?;
-    ensure!(said.contains("move mine to the host as nic0"), "{said}");
-    // Neither its name nor an alternative one is taken from it on the way.
-    for other in ["rename ", "alternative name"] {
-        ensure!(!said.contains(other), "{said}");
+    for step in [
+        format!("rename mine to rdma-dev{index}"),
+        format!("move mine to the host as rdma-dev{index}"),
+        format!("rename rdma-dev{index} to nic0"),
+    ] {
+        ensure!(said.contains(&step), "{step}: {said}");
     }
     unchanged(&before, || scene.host_state(), "after DEL")
 }
@@ -147,7 +163,7 @@ fn altname_taken() -> Result<()> {
     scene.on_host(&["link property add dev peer0 altname enp59s0np0"])?;
     let answer = del(&scene)?;
     let said = |name: &str| {
-        let text = format!("alternative name {name} belongs to another netdev now");
+        let text = format!("give alternative name {name} of nic0: ");
         answer.stderr.contains(&text)
     };
     ensure!(said("enp59s0np0"), "{}", answer.stderr);
@@ -201,8 +217,7 @@ fn refused_route() -> Result<()> {
     let answer = del(&scene)?;
     for words in [
         "restore route 10.45.0.0/16 via 10.44.0.254",
-        "route 10.45.0.0/16 via 10.44.0.254",
-        "did not come back",
+        "restore route default via 10.44.0.254 table 202",
     ] {
         ensure!(answer.stderr.contains(words), "{words}: {}", answer.stderr);
     }
@@ -245,4 +260,89 @@ fn named_by_index() -> Result<()> {
     scene.on_host(&["link del nic0"])?;
     del(&scene)?;
     unchanged(&before, || scene.host_state(), "after the repair")
+}
+
+/// A clash of names lets a pod choose a name for which the kernel keeps no settings of IPv4 and IPv6
+/// (`sysctl_dev_name_is_allowed()`).
+fn called(name: &str, ends: Ends) -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    let nested = scene.another_pod()?;
+    nested.ip("link add net1 type veth peer name far")?;
+    scene.in_pod(&[&format!(
+        "link set net1 netns {} name {name}",
+        nested.name()
+    )])?;
+    let leaves_to = match ends {
+        Ends::Never => scene.pod.name(),
+        Ends::BeforeDel => scene.host.netns.name(),
+    };
+    nested.ip(&format!("link set {name} netns {leaves_to}"))?;
+    if ends == Ends::BeforeDel {
+        scene.pod.delete()?;
+    }
+    del(&scene)?;
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+/// Gives the NIC another index in the pod.
+fn renumber(scene: &Scene) -> Result<()> {
+    let index = index_of(&scene.pod, "net1")?;
+    let nested = scene.another_pod()?;
+    scene.in_pod(&[&format!("link set net1 netns {}", nested.name())])?;
+    scene.in_pod(&[&format!(
+        "link add decoy index {index} type veth peer name far"
+    )])?;
+    nested.ip(&format!("link set net1 netns {}", scene.pod.name()))?;
+    ensure!(index_of(&scene.pod, "net1")? != index, "it has its index");
+    Ok(())
+}
+
+fn index_again() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    let index = index_of(&scene.host.netns, "nic0")?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    ensure!(
+        index_of(&scene.pod, "net1")? == index,
+        "not kept in the pod"
+    );
+    renumber(&scene)?;
+    silent_del(&scene)?;
+    ensure!(
+        index_of(&scene.host.netns, "nic0")? == index,
+        "another index"
+    );
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+fn warns_of_index(answer: &Answer, index: u64) -> Result<()> {
+    let words = format!("not {index} as before: rules of nftables and tc that name the index");
+    ensure!(answer.stderr.contains(&words), "{}", answer.stderr);
+    Ok(())
+}
+
+fn index_taken() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    let index = index_of(&scene.host.netns, "nic0")?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    scene.on_host(&[&format!(
+        "link add other index {index} type veth peer name far"
+    )])?;
+    warns_of_index(&del(&scene)?, index)?;
+    scene.on_host(&["link del other"])?;
+    unchanged(&before, || scene.host_state(), "after DEL")
+}
+
+fn index_after_pod() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let before = scene.host_state()?;
+    let index = index_of(&scene.host.netns, "nic0")?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    renumber(&scene)?;
+    scene.pod_dies("net1")?;
+    warns_of_index(&del(&scene)?, index)?;
+    unchanged(&before, || scene.host_state(), "after DEL")
 }

@@ -1,6 +1,7 @@
 //! A NIC that others stand on, and what the host had on it: it is not moved away beneath them,
 //! and what it had comes back.
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,8 +10,10 @@ use anyhow::{Result, ensure};
 use e2e::cases;
 use e2e::host_state::{state, unchanged};
 use e2e::netns::{Netns, run};
-use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, bounded, mac_of, refusal};
+use e2e::scene::{DENIED, PCI, Scene, TRY_AGAIN, answer_of, bounded, index_of, mac_of, refusal};
 use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec};
+use nix::libc;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use serde_json::{Value, json};
 
 use super::hostile_leases::{eventually, leased_nic};
@@ -66,6 +69,7 @@ cases! {
     a_nic_is_free_when_its_last_child_is_gone: Macvlan => last_child();
     a_namespace_that_cannot_be_opened_stops_no_pod: Macvlan, Strace => unreadable();
     an_address_that_a_nic_receives_for_holds_it => received_address();
+    a_packet_socket_of_the_host_holds_its_nic => packet_socket();
     a_nic_with_a_hidden_macvlan_waits_for_its_end: Macvlan => hidden_child("macvlan mode bridge", "up");
     a_nic_with_a_hidden_macvlan_that_is_down_waits_for_its_end: Macvlan =>
         hidden_child("macvlan mode private", "down");
@@ -382,6 +386,41 @@ fn unreadable() -> Result<()> {
     Ok(())
 }
 
+/// As those of ptp4l, or of a DHCP client. What listens to LLDP opens its socket again.
+fn packet_socket() -> Result<()> {
+    const PTP: u16 = 0x88f7;
+    const LLDP: u16 = 0x88cc;
+    let scene = Scene::furnished()?;
+    let index = i32::try_from(index_of(&scene.host.netns, "nic0")?)?;
+    let bound = |protocol: u16| scene.host.netns.enter(move || bind(index, protocol));
+    let held = bound(PTP)?;
+    let words = ["nic0", "packet socket", "0x88f7", "ss -0p"];
+    scene.refuses(&scene.moving(), &[DENIED], &words)?;
+    drop(held);
+    let _held = bound(LLDP)?;
+    scene.returns(&scene.moving(), &[])
+}
+
+/// A packet socket on a link of the thread's namespace.
+fn bind(index: i32, protocol: u16) -> Result<OwnedFd> {
+    let kind = SockType::Raw;
+    let fd = socket(AddressFamily::Packet, kind, SockFlag::SOCK_CLOEXEC, None)?;
+    let address = libc::sockaddr_ll {
+        sll_family: u16::try_from(libc::AF_PACKET)?,
+        sll_protocol: protocol.to_be(),
+        sll_ifindex: index,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    let length = libc::socklen_t::try_from(size_of_val(&address))?;
+    // SAFETY: the pointer is to a whole `sockaddr_ll`, whose size is given.
+    let bound = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
+    ensure!(bound == 0, "bind: {}", std::io::Error::last_os_error());
+    Ok(fd)
+}
+
 fn received_address() -> Result<()> {
     let scene = Scene::furnished()?;
     let fdb = |verb: &str| {
@@ -661,7 +700,7 @@ fn lost() -> Result<()> {
     let warned = answer
         .stderr
         .lines()
-        .any(|line| line.contains("route 10.88.0.0/16") && line.contains("did not come back"));
+        .any(|line| line.contains("restore route 10.88.0.0/16"));
     ensure!(warned, "{}", answer.stderr);
     unchanged(&before, || scene.host_state(), "after DEL")
 }

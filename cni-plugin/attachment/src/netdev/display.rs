@@ -6,9 +6,11 @@ use netlink_packet_route::{
     AddressFamily,
     address::AddressMessage,
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
-    route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia},
+    route::{RouteAttribute, RouteMessage},
     rule::{RuleAttribute, RuleMessage},
 };
+
+use super::replay;
 
 /// `10.0.0.1/24`
 pub fn address(message: &AddressMessage) -> String {
@@ -21,38 +23,28 @@ pub fn address(message: &AddressMessage) -> String {
 
 /// `10.1.0.0/16 via 10.0.0.1 metric 50 table 100`
 pub fn route(message: &RouteMessage) -> String {
-    let mut to = match message.header.address_family {
-        AddressFamily::Inet6 => "default (IPv6)".to_owned(),
-        _ => "default".to_owned(),
+    let mut text = match (route::destination(message), message.header.address_family) {
+        (Some(to), _) => format!("{to}/{}", message.header.destination_prefix_length),
+        (None, AddressFamily::Inet6) => "default (IPv6)".to_owned(),
+        (None, _) => "default".to_owned(),
     };
-    let (mut via, mut from, mut metric) = (String::new(), String::new(), String::new());
-    for attribute in &message.attributes {
-        match attribute {
-            RouteAttribute::Destination(address) => {
-                let length = message.header.destination_prefix_length;
-                to = format!("{}/{length}", route_address(address));
-            }
-            RouteAttribute::Gateway(gateway) => via = format!(" via {}", route_address(gateway)),
-            RouteAttribute::Via(RouteVia::Inet(gateway)) => via = format!(" via {gateway}"),
-            RouteAttribute::Via(RouteVia::Inet6(gateway)) => via = format!(" via {gateway}"),
-            RouteAttribute::MultiPath(hops) => via = format!(" over {} next hops", hops.len()),
-            RouteAttribute::PrefSource(source) => from = format!(" src {}", route_address(source)),
-            RouteAttribute::Priority(number) => metric = format!(" metric {number}"),
-            _ => {}
-        }
+    if let Some(gateway) = replay::gateway(message) {
+        text += &format!(" via {gateway}");
     }
-    let table = match route::table_of(message) {
-        254 => String::new(),
-        table => format!(" table {table}"),
-    };
-    format!("{to}{via}{from}{metric}{table}")
-}
-
-fn route_address(address: &RouteAddress) -> String {
-    match address {
-        RouteAddress::Inet(address) => address.to_string(),
-        RouteAddress::Inet6(address) => address.to_string(),
-        other => format!("{other:?}"),
+    for attribute in &message.attributes {
+        text += &match attribute {
+            RouteAttribute::MultiPath(hops) => format!(" over {} next hops", hops.len()),
+            RouteAttribute::PrefSource(source) => match route::ip(source) {
+                Some(source) => format!(" src {source}"),
+                None => continue,
+            },
+            RouteAttribute::Priority(number) => format!(" metric {number}"),
+            _ => continue,
+        };
+    }
+    match route::table_of(message) {
+        route::MAIN => text,
+        table => format!("{text} table {table}"),
     }
 }
 
@@ -80,7 +72,6 @@ pub fn rule(message: &RuleMessage) -> String {
 /// `10.0.0.2 at 02:00:00:00:00:02`
 pub fn neighbour(message: &NeighbourMessage) -> String {
     let mut text = String::from("a neighbour");
-    let mut at = String::new();
     for attribute in &message.attributes {
         match attribute {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) => {
@@ -90,10 +81,10 @@ pub fn neighbour(message: &NeighbourMessage) -> String {
                 text = address.to_string();
             }
             NeighbourAttribute::LinkLayerAddress(mac) => {
-                at = format!(" at {}", hca::MacAddress::new(mac.as_slice()));
+                text += &format!(" at {}", hca::MacAddress::new(mac.as_slice()));
             }
             _ => {}
         }
     }
-    text + &at
+    text
 }

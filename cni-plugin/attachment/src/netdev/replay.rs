@@ -13,9 +13,7 @@ use netlink_packet_route::{
         AddressScope,
     },
     neighbour::{NeighbourAttribute, NeighbourMessage},
-    route::{
-        RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType, RouteVia,
-    },
+    route::{RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType, RouteVia},
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
 
@@ -44,15 +42,16 @@ fn flags_of(address: &AddressMessage) -> AddressFlags {
 pub fn is_autoconfigured(address: &AddressMessage) -> bool {
     let v6 = address.header.family == netlink_packet_route::AddressFamily::Inet6;
     let flags = flags_of(address);
-    v6 && (flags.intersects(AddressFlags::Managetempaddr | AddressFlags::Secondary)
-        || address.attributes.iter().any(|a| {
-            matches!(
-                a,
-                AddressAttribute::Protocol(
-                    AddressProtocol::RouterAnnouncement | AddressProtocol::LinkLocal
-                )
-            )
-        }))
+    let of_kernel = AddressFlags::Managetempaddr | AddressFlags::Secondary;
+    let is_of_kernel = |protocol: &AddressProtocol| {
+        matches!(
+            protocol,
+            AddressProtocol::RouterAnnouncement | AddressProtocol::LinkLocal
+        )
+    };
+    let by_kernel =
+        |a: &AddressAttribute| matches!(a, AddressAttribute::Protocol(p) if is_of_kernel(p));
+    v6 && (flags.intersects(of_kernel) || address.attributes.iter().any(by_kernel))
 }
 
 /// Whether an address is of link scope (`fe80::/10`, `169.254.0.0/16` where it is set so).
@@ -195,25 +194,26 @@ fn with_flags(message: &AddressMessage, index: u32, flags: AddressFlags) -> Addr
 /// of a router advertisement, whose routes expire. One of that origin without an end was made by an
 /// agent of the cloud.
 pub fn is_kernel_made(route: &RouteMessage) -> bool {
-    let multicast = route.attributes.iter().any(
-        |a| matches!(a, RouteAttribute::Destination(RouteAddress::Inet6(to)) if to.is_multicast()),
+    let expires = has(
+        route,
+        |a| matches!(a, RouteAttribute::CacheInfo(info) if info.expires != 0),
     );
-    let expires = route
-        .attributes
-        .iter()
-        .any(|a| matches!(a, RouteAttribute::CacheInfo(info) if info.expires != 0));
+    let is_multicast = |to: IpAddr| to.is_ipv6() && to.is_multicast();
     route.header.protocol == RouteProtocol::Kernel
         || (route.header.protocol == RouteProtocol::Ra && expires)
         || route.header.kind != RouteType::Unicast
         || route::table_of(route) == LOCAL
         || route.header.flags.contains(RouteFlags::Cloned)
-        || multicast
+        || route::destination(route).is_some_and(is_multicast)
+}
+
+fn has(route: &RouteMessage, is: impl Fn(&RouteAttribute) -> bool) -> bool {
+    route.attributes.iter().any(is)
 }
 
 /// Whether a route needs another one to reach its gateway.
 pub fn has_gateway(route: &RouteMessage) -> bool {
-    let mut attributes = route.attributes.iter();
-    attributes.any(|a| matches!(a, RouteAttribute::Gateway(_) | RouteAttribute::Via(_)))
+    gateway(route).is_some()
 }
 
 /// A route's next hop, of its own family or of another.
@@ -233,14 +233,12 @@ pub fn is_default(route: &RouteMessage) -> bool {
 
 /// Whether a route has several next hops.
 pub fn is_multipath(route: &RouteMessage) -> bool {
-    let mut attributes = route.attributes.iter();
-    attributes.any(|a| matches!(a, RouteAttribute::MultiPath(_)))
+    has(route, |a| matches!(a, RouteAttribute::MultiPath(_)))
 }
 
 /// Whether a route leaves through a nexthop object.
 pub fn has_nexthop_object(route: &RouteMessage) -> bool {
-    let mut attributes = route.attributes.iter();
-    attributes.any(|a| matches!(a, RouteAttribute::NhId(_)))
+    has(route, |a| matches!(a, RouteAttribute::NhId(_)))
 }
 
 /// A route out of the interface with index `to`, where it was out of `from`.
@@ -262,9 +260,8 @@ pub fn route(message: &RouteMessage, from: u32, to: u32) -> RouteMessage {
 /// Whether a rule is about an interface: by its name, or because it looks up a table that has
 /// routes out of it and is not one of the common tables.
 pub fn rule_concerns(rule: &RuleMessage, name: &str, tables: &[u32]) -> bool {
-    let by_name = rule
-        .attributes
-        .iter()
+    let mut attributes = rule.attributes.iter();
+    let by_name = attributes
         .any(|a| matches!(a, RuleAttribute::Iifname(n) | RuleAttribute::Oifname(n) if n == name));
     let table = rule::table_of(rule);
     by_name || (!matches!(table, LOCAL | route::MAIN | DEFAULT) && tables.contains(&table))
@@ -300,7 +297,11 @@ pub fn neighbour(message: &NeighbourMessage, index: u32) -> NeighbourMessage {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::{AddressFamily, address::CacheInfo, route::RouteCacheInfo};
+    use netlink_packet_route::{
+        AddressFamily,
+        address::CacheInfo,
+        route::{RouteAddress, RouteCacheInfo},
+    };
 
     use super::*;
 

@@ -18,9 +18,9 @@ use netlink::{
     Namespace, Socket,
     link::{self, Link},
 };
-use transfer::{confirmed, find, find_on_host, is_gone, move_to_host, remove_children, rename};
+use transfer::{find_on_host, is_gone, rename, take_out};
 
-use super::{identity::LinkScope, snapshot::Snapshot, state::Restoration, vf::Guids};
+use super::{snapshot::Snapshot, state, vf::Guids};
 
 /// How long a netdev may take to return from a namespace that is being torn down. The kernel
 /// returns it after two grace periods, with many namespaces one after the other.
@@ -82,19 +82,15 @@ pub fn return_netdev(
     let (mut started, mut timeout) = (Instant::now(), timeout);
     let mut guids = Guids::Unchanged;
     loop {
-        let mut arrived = None;
-        // The pod first: on the host another link may have got the index of a virtual one.
-        if let Some(pod) = pod {
-            let mut inside = pod.socket(host_context.namespace)?;
-            let links = link::list(&mut inside)?;
-            let place = LinkScope::of(&mut inside, pod, host_context.namespace)?;
-            if let Some(link) = find(taken, &links, place, "in the pod")? {
-                remove_children(&mut inside, &links, link, &mut report);
-                let name =
-                    move_to_host(host_context, taken, &mut inside, link.clone(), &mut report)?;
-                arrived = confirmed(host_context, taken, &name, pod)?;
-            }
-        }
+        // Whatever the pod's namespace refuses, a netdev that the host has is restored.
+        let taken_out = match pod {
+            Some(pod) => take_out(host_context, taken, pod, &mut report),
+            None => Ok(None),
+        };
+        let (mut arrived, refused) = match taken_out {
+            Ok(arrived) => (arrived, None),
+            Err(e) => (None, Some(e)),
+        };
         if arrived.is_none() {
             let links = link::list(host_context.socket)?;
             arrived = find_on_host(host_context, taken, &links)?.cloned();
@@ -138,6 +134,13 @@ pub fn return_netdev(
             if link.name != taken.name {
                 rename(host_context, &mut link, taken, &mut report);
             }
+            if link.index != taken.identity.index {
+                report.warnings.push(format!(
+                    "{} has the index {}, not {} as before: rules of nftables and tc that name the \
+                     index do not match it any longer; make them again",
+                    taken.name, link.index, taken.identity.index
+                ));
+            }
             // A change of namespaces does not take it away from beneath a child in another one.
             if link.is_ethernet() {
                 match link::carries_child(host_context.socket, &link) {
@@ -145,8 +148,11 @@ pub fn return_netdev(
                     Err(e) => report.warnings.push(e.to_string()),
                 }
             }
-            Restoration::new(host_context, taken, link, &mut report).run();
+            state::restore(host_context, taken, link, &mut report);
             return Ok(report);
+        }
+        if let Some(refused) = refused {
+            return Err(refused);
         }
         if is_gone(host_context, taken)? {
             report.hardware_gone = true;

@@ -126,7 +126,8 @@ impl Snapshot {
 
     /// The MAC address that it had on the host.
     pub fn mac(&self) -> &str {
-        self.state.value(state::MAC).unwrap_or_default()
+        let mac = self.state.entries(state::MAC).first();
+        mac.map_or("", |(_, mac)| mac)
     }
 
     fn parsed<T: Parseable<[u8]>>(&self, key: &str) -> Result<Vec<T>, DecodeError> {

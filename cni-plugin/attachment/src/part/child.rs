@@ -202,6 +202,7 @@ impl Child {
                 self.create(&mut host.socket, &temporary, None)?;
                 let change = Change {
                     netns: Some(pod),
+                    new_index: Some(self.index),
                     ..Change::name(name.as_bytes())
                 };
                 let what = format!("move {temporary} into {} as {name}", pod.path().display());

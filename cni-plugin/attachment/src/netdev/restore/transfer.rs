@@ -16,15 +16,34 @@ use crate::{
     netdev::{identity::LinkScope, snapshot::Snapshot},
 };
 
-/// How often a netdev is moved again whose names were taken between reading and moving.
-pub(super) const ATTEMPTS: u32 = 8;
+/// How many names are tried where others are taken between reading and renaming.
+const ATTEMPTS: u32 = 8;
 
-/// What the names of netdevs begin with whose own is taken. With seven digits it has 15 bytes.
-pub(super) const TEMPORARY: &str = "rdma-dev";
+/// What the names of netdevs begin with on their way, and while their own is taken. With seven digits
+/// it has 15 bytes.
+const TEMPORARY: &str = "rdma-dev";
 /// For the kernel to find a number that is free (`dev_alloc_name()`).
 const ANY_TEMPORARY: &[u8] = b"rdma-dev%d";
 
-pub(super) fn find<'a>(
+/// Moves the netdev out of the pod, if it is there.
+pub(super) fn take_out(
+    host_context: &mut HostContext<'_>,
+    taken: &Snapshot,
+    pod: &Namespace,
+    report: &mut Returned,
+) -> Result<Option<Link>, Error> {
+    let mut inside = pod.socket(host_context.namespace)?;
+    let links = link::list(&mut inside)?;
+    let place = LinkScope::of(&mut inside, pod, host_context.namespace)?;
+    let Some(link) = find(taken, &links, place, "in the pod")? else {
+        return Ok(None);
+    };
+    remove_children(&mut inside, &links, link, report);
+    let name = move_to_host(host_context, taken, &mut inside, link.clone(), report)?;
+    confirmed(host_context, taken, &name, pod)
+}
+
+fn find<'a>(
     taken: &Snapshot,
     links: &'a [Link],
     place: LinkScope,
@@ -57,7 +76,7 @@ pub(super) fn find_on_host<'a>(
 
 /// The netdev that came to the host as `name`. Another link, to which the pod gave the netdev's index
 /// meanwhile, goes back to the pod.
-pub(super) fn confirmed(
+fn confirmed(
     host_context: &mut HostContext<'_>,
     taken: &Snapshot,
     name: &Name,
@@ -74,18 +93,13 @@ pub(super) fn confirmed(
         ..Change::name(ANY_TEMPORARY)
     };
     let what = format!("move {name}, which is not {}, back to the pod", taken.name);
-    match link::change(host_context.socket, what, arrived.index, &change) {
-        Ok(()) => Ok(None),
-        Err(e) => Err(stray(e, name)),
-    }
-}
-
-/// A link of the pod stays on the host.
-fn stray(error: netlink::Error, name: &Name) -> Error {
-    Error::from(error).with_details(format!(
-        "{name} is a link of the pod that is left on the host: look at it with ip -d link show {name}, \
-         delete it with ip link delete {name}, then try again"
-    ))
+    link::change(host_context.socket, what, arrived.index, &change).map_err(|e| {
+        Error::from(e).with_details(format!(
+            "{name} is a link of the pod that is left on the host: look at it with ip -d link show \
+             {name}, delete it with ip link delete {name}, then try again"
+        ))
+    })?;
+    Ok(None)
 }
 
 /// Whether the device below was unplugged, or a virtual link ended with its namespace. A link with
@@ -108,12 +122,7 @@ pub(super) fn is_gone(
 
 /// Deletes what the pod built upon a netdev: a change of namespaces does not take the netdev away from
 /// beneath a VLAN or a macvlan, so that the pod would be on the host's wire until it ends.
-pub(super) fn remove_children(
-    inside: &mut Socket,
-    links: &[Link],
-    below: &Link,
-    report: &mut Returned,
-) {
+fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &mut Returned) {
     // Hardware cannot be deleted.
     let stands_on = |link: &&Link| link.kind.is_some() && link.stands_on(below.index);
     for child in links.iter().filter(stands_on) {
@@ -122,62 +131,51 @@ pub(super) fn remove_children(
     }
 }
 
-pub(super) fn is_taken(host_context: &mut HostContext<'_>, name: &Name) -> netlink::Result<bool> {
-    Ok(link::get(host_context.socket, By::Name(name.as_bytes()))?.is_some())
-}
-
-/// Moves a netdev out of the pod. Returns the name that it has on the host. The move sets it down
-/// before it is renamed (`do_setlink()`), so that kernels before 6.2 do that, too.
-pub(super) fn move_to_host(
+/// Moves a netdev out of the pod, with its old index where that is free. Returns the name that it has
+/// on the host: none that its pod chose, which may be another netdev's, or one for which the kernel
+/// keeps no IP state.
+fn move_to_host(
     host_context: &mut HostContext<'_>,
     taken: &Snapshot,
     inside: &mut Socket,
     mut link: Link,
     report: &mut Returned,
 ) -> netlink::Result<Name> {
+    let mut change = Change {
+        netns: Some(host_context.namespace),
+        new_index: Some(taken.identity.index),
+        ..Change::default()
+    };
+    let from = link.name.clone();
     let mut attempt = 0;
     loop {
-        for altname in &link.altnames {
-            let of_host = taken.has_altname(altname) && *altname != taken.name;
-            let clashes = of_host && is_taken(host_context, altname)?;
-            if of_host && !clashes {
-                continue;
-            }
-            let removed = link::remove_altname(inside, &link, altname);
+        // Those of before are restored on the host.
+        for altname in std::mem::take(&mut link.altnames) {
+            let removed = link::remove_altname(inside, &link, &altname);
             report.warnings.extend(removed.err().map(|e| e.to_string()));
-            if clashes {
-                report.warnings.push(format!(
-                    "alternative name {altname} belongs to another netdev now"
-                ));
+        }
+        let name = temporary_name(host_context, &link, attempt)?;
+        // A link of the pod may have the name.
+        if set_name(inside, &mut link, name.clone())? {
+            let what = format!("move {from} to the host as {name}");
+            match link::change(inside, what, link.index, &change) {
+                Err(e) if e.is(libc::EBUSY) && change.new_index.is_some() => {
+                    change.new_index = None;
+                }
+                // A name was taken between reading and moving.
+                Err(e) if e.is(libc::EEXIST) && attempt < ATTEMPTS => {
+                    let now = link::get(inside, By::Index(link.index))?;
+                    link = now.unwrap_or(link);
+                }
+                done => return done.map(|()| name),
             }
         }
-        let name = match attempt == 0 && !is_taken(host_context, &taken.name)? {
-            true => taken.name.clone(),
-            false => temporary_name(host_context, &link, attempt)?,
-        };
-        let change = Change {
-            netns: Some(host_context.namespace),
-            ..Change::name(name.as_bytes())
-        };
-        let what = format!("move {} to the host as {name}", link.name);
-        match link::change(inside, what, link.index, &change) {
-            // A name was taken between reading and moving.
-            Err(e) if e.is(libc::EEXIST) && attempt < ATTEMPTS => {
-                // The kernel moves before it renames (`do_setlink()`), so that it is on the host under
-                // the name it had in the pod.
-                let Some(now) = link::get(inside, By::Index(link.index))? else {
-                    return Ok(link.name);
-                };
-                (link, attempt) = (now, attempt + 1);
-            }
-            done => return done.map(|()| name),
-        }
+        attempt += 1;
     }
 }
 
-/// A name that no netdev of the host has, for one whose own is taken. The kernel's own choice for a
-/// netdev that returns from a dead namespace is `dev<index>`.
-pub(super) fn temporary_name(
+/// A name that no netdev of the host has.
+fn temporary_name(
     host_context: &mut HostContext<'_>,
     link: &Link,
     attempt: u32,
@@ -185,7 +183,7 @@ pub(super) fn temporary_name(
     let mut number = link.index.wrapping_add(attempt);
     loop {
         let name = Name::from(format!("{TEMPORARY}{}", number % 10_000_000).as_str());
-        if !is_taken(host_context, &name)? {
+        if link::get(host_context.socket, By::Name(name.as_bytes()))?.is_none() {
             return Ok(name);
         }
         number = number.wrapping_add(1);
@@ -200,11 +198,19 @@ pub(super) fn rename(
     taken: &Snapshot,
     report: &mut Returned,
 ) {
-    let why = match take_name(host_context, link, taken) {
+    let why = match set_name(host_context.socket, link, taken.name.clone()) {
         Ok(true) => return,
         Ok(false) => format!("{} is the name of another netdev now", taken.name),
         Err(e) => e.to_string(),
     };
+    for attempt in 0..ATTEMPTS {
+        if link.name.as_bytes().starts_with(TEMPORARY.as_bytes()) {
+            break;
+        }
+        let name = temporary_name(host_context, link, attempt);
+        let named = name.and_then(|name| set_name(host_context.socket, link, name));
+        report.warnings.extend(named.err().map(|e| e.to_string()));
+    }
     report.warnings.push(format!(
         "{why}; {} is called {} until it can be renamed",
         taken.name, link.name
@@ -212,66 +218,25 @@ pub(super) fn rename(
     report.is_misnamed = true;
 }
 
-/// False where another netdev has its name.
-fn take_name(
-    host_context: &mut HostContext<'_>,
-    link: &mut Link,
-    taken: &Snapshot,
-) -> netlink::Result<bool> {
-    let holder = link::get(host_context.socket, By::Name(taken.name.as_bytes()))?;
-    if holder.is_none_or(|holder| holder.index == link.index)
-        && set_name(host_context, link, taken.name.clone())?
-    {
-        return Ok(true);
-    }
-    let mut attempt = 0;
-    while !link.name.as_bytes().starts_with(TEMPORARY.as_bytes()) && attempt < ATTEMPTS {
-        let name = temporary_name(host_context, link, attempt)?;
-        set_name(host_context, link, name)?;
-        attempt += 1;
-    }
-    Ok(false)
-}
-
-/// Renames a netdev. False when another one has the name by now.
-pub(super) fn set_name(
-    host_context: &mut HostContext<'_>,
-    link: &mut Link,
-    name: Name,
-) -> netlink::Result<bool> {
+/// Renames a netdev. False when another one has the name.
+fn set_name(socket: &mut Socket, link: &mut Link, name: Name) -> netlink::Result<bool> {
     // Its own alternative name may be the one it is to have.
     if link.altnames.contains(&name) {
-        link::remove_altname(host_context.socket, link, &name)?;
+        link::remove_altname(socket, link, &name)?;
         link.altnames.retain(|altname| *altname != name);
     }
-    // Two requests: the kernel renames before it changes flags (`do_setlink()`), and before 6.2 it
-    // renames no link that is up.
-    if link.is_up() {
-        let what = format!("set {} down", link.name);
-        link::change(host_context.socket, what, link.index, &Change::down())?;
-        link.flags -= LinkFlags::Up;
-    }
     let what = format!("rename {} to {name}", link.name);
-    let change = Change::name(name.as_bytes());
-    match link::change(host_context.socket, what, link.index, &change) {
+    match link::change(socket, what, link.index, &Change::name(name.as_bytes())) {
         Ok(()) => link.name = name,
         Err(e) if e.is(libc::EEXIST) => return Ok(false),
+        // Before Linux 6.2 no link that is up is renamed, and flags change last (`do_setlink()`).
+        Err(e) if e.is(libc::EBUSY) && link.is_up() => {
+            let what = format!("set {} down", link.name);
+            link::change(socket, what, link.index, &Change::down())?;
+            link.flags -= LinkFlags::Up;
+            return set_name(socket, link, name);
+        }
         Err(e) => return Err(e),
     }
     Ok(true)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_link_of_the_pod_left_on_the_host_is_named_with_its_remedy() {
-        let busy = std::io::Error::from_raw_os_error(libc::EBUSY);
-        let error = stray(
-            netlink::Error::call("move evil0 back", busy),
-            &"evil0".into(),
-        );
-        assert!(error.details.contains("ip link delete evil0"), "{error}");
-    }
 }

@@ -51,13 +51,10 @@ pub(super) fn read_routes(netdev: &mut Netdev<'_>) -> Read {
         routes.extend(route::list(netdev.socket, family, netdev.link.index)?);
     }
     routes.retain(|route| !replay::is_kernel_made(route));
+    let table = |route: &RouteMessage| (route.header.address_family, route::table_of(route));
     netdev.tables.extend(routes.iter().map(table));
     routes.sort_by_key(replay::has_gateway);
     Ok(messages(&routes, display::route))
-}
-
-fn table(route: &RouteMessage) -> (AddressFamily, u32) {
-    (route.header.address_family, route::table_of(route))
 }
 
 pub(super) fn read_rules(netdev: &mut Netdev<'_>) -> Read {
@@ -81,7 +78,6 @@ pub(super) fn restore_address(to: &mut Restoration<'_>, entry: Entry<'_>) -> Wri
             let (text, name) = (entry.name, &to.before.name);
             let over = format!("address {text} of {name} is not restored: its lifetime is over");
             to.report.notes.push(over);
-            to.expired.push(text.to_owned());
             Ok(())
         }
     }
@@ -95,7 +91,6 @@ pub(super) fn restore_neighbour(to: &mut Restoration<'_>, entry: Entry<'_>) -> W
 pub(super) fn restore_route(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
     let (known, now) = (to.before.identity.index, to.netdev.link.index);
     let route = replay::route(&message(entry)?, known, now);
-    to.netdev.tables.push(table(&route));
     match route::append(to.netdev.socket, entry.what, &route) {
         Err(e) if e.is(libc::EEXIST) => Ok(()),
         done => done,
@@ -114,9 +109,12 @@ impl Restoration<'_> {
     pub(super) fn remove_mislabelled(&mut self) {
         let before = self.before.state.entries(ADDRESS).iter();
         let before: Vec<AddressMessage> = before.filter_map(|(_, m)| parse_hex(m).ok()).collect();
-        // What cannot be read is named by `verify()`.
         let now = address::list(self.netdev.socket, self.netdev.link.index);
-        for now in now.unwrap_or_default() {
+        let now = now.unwrap_or_else(|e| {
+            self.attempt(Err(e));
+            Vec::new()
+        });
+        for now in now {
             let was = before.iter().find(|was| replay::is_same(was, &now));
             if was.is_some_and(|was| replay::label(was) != replay::label(&now)) {
                 let what = format!("restore the label of {}", display::address(&now));

@@ -44,25 +44,21 @@ pub(super) static VALUES: &[Attribute] = &[
         read: read_ipoib_mode,
         write: restore_ipoib_mode,
     },
+    // Before the MTU, which it changes.
+    Attribute {
+        key: "IP",
+        read: read_families,
+        write: restore_families,
+    },
     Attribute {
         key: "mtu",
         read: |netdev| single(netdev.link.mtu),
-        write: |to, entry| {
-            let mtu = Some(entry.parse()?);
-            let change = Change {
-                mtu,
-                ..Change::default()
-            };
-            to.change(entry.what, &change)
-        },
+        write: |to, entry| to.set(entry, LinkAttribute::Mtu(entry.parse()?)),
     },
     Attribute {
         key: "txqueuelen",
         read: |netdev| single(netdev.link.tx_queue_length),
-        write: |to, entry| {
-            let length = vec![LinkAttribute::TxQueueLen(entry.parse()?)];
-            link::set(to.netdev.socket, entry.what, to.netdev.link.index, length)
-        },
+        write: |to, entry| to.set(entry, LinkAttribute::TxQueueLen(entry.parse()?)),
     },
     Attribute {
         key: "alias",
@@ -74,7 +70,7 @@ pub(super) static VALUES: &[Attribute] = &[
                 alias,
                 ..Change::default()
             };
-            to.change(entry.what, &change)
+            to.change(entry, &change)
         },
     },
     Attribute {
@@ -82,7 +78,7 @@ pub(super) static VALUES: &[Attribute] = &[
         read: |netdev| single((netdev.link.flags & KEPT_FLAGS).bits()),
         write: |to, entry| {
             let flags = LinkFlags::from_bits_retain(entry.parse()?);
-            to.set_flags(entry.what, flags, KEPT_FLAGS)
+            to.set_flags(entry, flags, KEPT_FLAGS)
         },
     },
     Attribute {
@@ -101,13 +97,11 @@ pub(super) static VALUES: &[Attribute] = &[
         key: "up",
         read: |netdev| single(netdev.link.is_up()),
         write: |to, entry| {
-            let up = entry.parse::<bool>()?;
-            let flags = if up {
-                LinkFlags::Up
-            } else {
-                LinkFlags::empty()
+            let flags = match entry.parse()? {
+                true => LinkFlags::Up,
+                false => LinkFlags::empty(),
             };
-            to.set_flags(entry.what, flags, LinkFlags::Up)
+            to.set_flags(entry, flags, LinkFlags::Up)
         },
     },
 ];
@@ -165,16 +159,26 @@ fn single(value: impl ToString) -> netlink::Result<Entries> {
 }
 
 impl Restoration<'_> {
-    fn set_flags(&mut self, what: &str, flags: LinkFlags, among: LinkFlags) -> Written {
+    fn set_flags(&mut self, entry: Entry<'_>, flags: LinkFlags, among: LinkFlags) -> Written {
         let change = Change {
             flags: Some((flags & among, among)),
             ..Change::default()
         };
-        self.change(what, &change)
+        self.change(entry, &change)
     }
 
-    fn change(&mut self, what: &str, change: &Change<'_>) -> Written {
-        link::change(self.netdev.socket, what, self.netdev.link.index, change)
+    fn change(&mut self, entry: Entry<'_>, change: &Change<'_>) -> Written {
+        link::change(
+            self.netdev.socket,
+            entry.what,
+            self.netdev.link.index,
+            change,
+        )
+    }
+
+    fn set(&mut self, entry: Entry<'_>, attribute: LinkAttribute) -> Written {
+        let index = self.netdev.link.index;
+        link::set(self.netdev.socket, entry.what, index, vec![attribute])
     }
 }
 
@@ -192,13 +196,39 @@ fn restore_mac(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
     // Most drivers take none while the link is up (`eth_prepare_mac_addr_change()`), and the kernel
     // changes the address before the flags (`do_setlink()`).
     if link.is_up() {
-        to.change(entry.what, &Change::down())?;
+        to.change(entry, &Change::down())?;
+        to.netdev.link.flags -= LinkFlags::Up;
     }
-    let change = Change {
-        mac: Some(&mac),
-        ..Change::default()
+    to.set(entry, LinkAttribute::Address(mac))
+}
+
+/// The families of which the kernel keeps state for it.
+fn read_families(netdev: &mut Netdev<'_>) -> netlink::Result<Entries> {
+    let settings = netdev.proc.join("sys/net");
+    let families = ["ipv4", "ipv6"].into_iter();
+    let families: Vec<&str> = families
+        .filter(|family| {
+            settings
+                .join(family)
+                .join("conf")
+                .join(&netdev.link.name)
+                .exists()
+        })
+        .collect();
+    single(families.join(" "))
+}
+
+/// A netdev that came to its namespace under the name `all` or `default` has neither
+/// (`sysctl_dev_name_is_allowed()`), so that it takes no address. The kernel makes both anew when the
+/// MTU changes (`inetdev_event()`, `addrconf_notify()`).
+fn restore_families(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
+    // The least MTU with IPv4, which most drivers have for their least.
+    const LEAST: u32 = 68;
+    let other = match to.netdev.link.mtu {
+        mtu if mtu > LEAST => mtu - 1,
+        mtu => mtu + 1,
     };
-    to.change(entry.what, &change)
+    to.set(entry, LinkAttribute::Mtu(other))
 }
 
 fn read_ipoib_mode(netdev: &mut Netdev<'_>) -> netlink::Result<Entries> {
