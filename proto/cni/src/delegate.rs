@@ -19,10 +19,8 @@ use std::{
     time::Duration,
 };
 
-use serde_json::Value;
-
 use crate::{
-    CniResult, Code, Command, Error, Request, Section,
+    CniResult, Code, Command, Error, Request, Section, json,
     text::{bounded, printable},
 };
 
@@ -153,7 +151,7 @@ impl Delegate {
     /// As [`Delegate::start`].
     pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let answer = self.start(Command::Add, request)?;
-        let value: Value = serde_json::from_slice(&answer).map_err(|e| {
+        let value = json::parse(&answer).map_err(|e| {
             Error::new(
                 Code::Decode,
                 format!("{} answered ADD with no JSON document: {e}", self.name),
@@ -244,7 +242,7 @@ impl Delegate {
     }
 
     fn failure(&self, command: Command, said: &Said) -> Error {
-        let object = serde_json::from_slice::<Value>(&said.stdout).ok();
+        let object = json::parse(&said.stdout).ok();
         let reported = object.as_ref().and_then(|value| {
             let section = Section::of(value, String::new()).ok()?;
             let code = match section.get::<u32>("code").ok()? {
