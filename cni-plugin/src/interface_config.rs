@@ -236,7 +236,7 @@ fn is_way_out(route: &RouteMessage) -> bool {
 fn settings(attach: Attach, config: &Config, v6: bool) -> Vec<Setting> {
     let set = |group, key, value| Setting { group, key, value };
     let mut settings = vec![set("ipv4/conf", "arp_notify", "1")];
-    if config.rails.keep_arp() {
+    if config.source_routing.keep_arp() {
         // Otherwise each of a pod's interfaces answers for all of its addresses.
         settings.push(set("ipv4/conf", "arp_ignore", "1"));
         settings.push(set("ipv4/conf", "arp_announce", "2"));

@@ -11,7 +11,7 @@
 use std::{collections::BTreeSet, hash::Hasher, net::IpAddr};
 
 use attachment::netdev::replay;
-use cni_wire::{Code, Error, Route, Section};
+use cni_wire::{Code, Error, Route, Section, json::Value};
 use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
 use netlink::{address, route};
@@ -22,6 +22,8 @@ use netlink_packet_route::{
     rule::{RuleAction, RuleAttribute, RuleMessage},
 };
 
+use serde::Deserialize;
+
 use crate::interface_config::{InterfaceConfig, LINK_SCOPE, Setting, cidr, route_message};
 
 /// Before the main table (32766), behind what people number by hand.
@@ -31,7 +33,7 @@ const PRIORITY: u32 = 1000;
 const FIRST_TABLE: u32 = 1 << 24;
 const TABLES: u32 = 1 << 24;
 
-/// `rails`: what is asked for.
+/// `sourceRouting`: what is asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rails {
     /// On, off, or by what the pod has.
@@ -43,44 +45,46 @@ pub struct Rails {
 }
 
 impl Rails {
-    /// Reads `rails`: true, false, or an object with `enabled`, `table`, `priority`.
+    /// Reads `sourceRouting`: true, false, or an object with `enabled`, `table`, `priority`.
     ///
     /// # Errors
     /// Code 7 naming key and value.
     pub fn read(root: &Section<'_>) -> Result<Rails, Error> {
-        let Some(value) = root.value("rails") else {
-            return Ok(Rails::default());
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Keys {
+            enabled: Option<bool>,
+            table: Option<u32>,
+            priority: Option<u32>,
+        }
+        const KEY: &str = "sourceRouting";
+        let keys = match root.value(KEY) {
+            None => return Ok(Rails::default()),
+            Some(Value::Bool(enabled)) => Keys {
+                enabled: Some(*enabled),
+                ..Keys::default()
+            },
+            Some(_) => root
+                .section(KEY)
+                .map_err(|e| e.with_details("expected true, false, or an object"))?
+                .read()?,
         };
-        if let Some(wanted) = value.as_bool() {
-            return Ok(Rails {
-                wanted: Some(wanted),
-                ..Rails::default()
-            });
-        }
-        let section = Section::of(value, root.path_of("rails"))
-            .map_err(|e| e.with_details("expected true, false, or an object"))?;
-        if let Some(unknown) = section
-            .keys()
-            .find(|key| !["enabled", "table", "priority"].contains(key))
-        {
-            return Err(section
-                .wrong(unknown, "is not a key of rails")
-                .with_details("expected enabled, table, priority"));
-        }
-        let table = section.get::<u32>("table")?;
-        if table.is_some_and(is_of_the_kernel) {
-            return Err(section
-                .wrong("table", "0 and 253 to 255 are the kernel's own tables")
+        if keys.table.is_some_and(is_of_the_kernel) {
+            let why = "table: 0 and 253 to 255 are the kernel's own tables";
+            return Err(root
+                .wrong(KEY, why)
                 .with_details("leave it out for one that is not in use"));
         }
-        let priority = section.get::<u32>("priority")?;
-        if priority.is_some_and(|priority| !(1..=32765).contains(&priority)) {
-            return Err(section.wrong("priority", "is not between 1 and 32765"));
+        if keys
+            .priority
+            .is_some_and(|priority| !(1..=32765).contains(&priority))
+        {
+            return Err(root.wrong(KEY, "priority is not between 1 and 32765"));
         }
         Ok(Rails {
-            wanted: Some(section.get("enabled")?.unwrap_or(true)),
-            table,
-            priority,
+            wanted: Some(keys.enabled.unwrap_or(true)),
+            table: keys.table,
+            priority: keys.priority,
         })
     }
 
@@ -140,7 +144,7 @@ impl Rails {
                 return Err(Error::new(
                     Code::InvalidConfig,
                     format!(
-                        "rails.table: {table}, for rail {}, is the kernel's own",
+                        "sourceRouting.table: {table}, for rail {}, is the kernel's own",
                         rail.unwrap_or(0)
                     ),
                 )
@@ -151,7 +155,7 @@ impl Rails {
             if used.contains(&table) {
                 return Err(Error::new(
                     Code::InvalidConfig,
-                    format!("rails.table: {table} is in use in the pod already"),
+                    format!("sourceRouting.table: {table} is in use in the pod already"),
                 )
                 .with_details("leave it out for one that is not in use"));
             }
@@ -368,8 +372,8 @@ mod tests {
     }
 
     fn read(value: Value) -> Result<Rails, Error> {
-        let object = json!({ "rails": value });
-        Rails::read(&Section::root(object.as_object().unwrap()))
+        let object = json!({ "sourceRouting": value }).to_string();
+        Rails::read(&Section::root(&cni_wire::json::parse(object).unwrap()))
     }
 
     fn said(interface_config: &InterfaceConfig) -> (Vec<String>, Vec<String>) {
@@ -391,16 +395,16 @@ mod tests {
         );
         assert_eq!(read(json!({"enabled": false})).unwrap().wanted, Some(false));
         for (wrong, named) in [
-            (json!("yes"), "rails"),
-            (json!({"tabel": 1}), "rails.tabel"),
-            (json!({"table": 254}), "rails.table"),
-            (json!({"table": -1}), "rails.table"),
-            (json!({"priority": 0}), "rails.priority"),
-            (json!({"priority": 40000}), "rails.priority"),
+            (json!("yes"), "sourceRouting"),
+            (json!({"tabel": 1}), "sourceRouting.tabel"),
+            (json!({"table": 254}), "sourceRouting"),
+            (json!({"table": -1}), "sourceRouting"),
+            (json!({"priority": 0}), "sourceRouting"),
+            (json!({"priority": 40000}), "sourceRouting"),
         ] {
             let error = read(wrong).unwrap_err();
             assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.starts_with(named), "{error}");
+            assert!(error.msg.contains(named), "{error}");
         }
     }
 

@@ -143,7 +143,10 @@ mod tests {
     use super::*;
 
     fn read(keys: Value) -> Result<Settings, Error> {
-        super::read(&Section::root(keys.as_object().unwrap()), None)
+        super::read(
+            &Section::root(&cni_wire::json::parse(keys.to_string()).unwrap()),
+            None,
+        )
     }
 
     #[test]
@@ -206,7 +209,7 @@ mod tests {
         let all = json!({"vlan": 100, "vlanQoS": 0, "vlanProto": "802.1q", "trust": "off",
             "spoofchk": "on", "link_state": "auto", "min_tx_rate": 0, "max_tx_rate": 0});
         let settings = super::read(
-            &Section::root(all.as_object().unwrap()),
+            &Section::root(&cni_wire::json::parse(all.to_string()).unwrap()),
             Some(Guid(0x0200_0000_0000_0008)),
         );
         let settings = settings.unwrap();

@@ -202,7 +202,11 @@ impl NetworkConfig {
                 ifname: ifname.map_err(|reason| element.wrong("ifname", reason))?,
             })
         };
-        root.sections(key)?.iter().map(read).collect::<Result<_, _>>().map(Some)
+        root.sections(key)?
+            .iter()
+            .map(read)
+            .collect::<Result<_, _>>()
+            .map(Some)
     }
 }
 

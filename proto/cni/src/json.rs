@@ -514,11 +514,15 @@ impl<'de> MapAccess<'de> for Fields<'_> {
     ) -> Result<Option<S::Value>, Error> {
         self.2 = self.1.next();
         let key = self.2.as_ref().map(|(key, _)| *key);
-        key.map(|key| seed.deserialize(key.into_deserializer())).transpose()
+        key.map(|key| seed.deserialize(key.into_deserializer()))
+            .transpose()
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
-        let (key, value) = self.2.take().ok_or_else(|| de::Error::custom("a value without a key"))?;
+        let (key, value) = self
+            .2
+            .take()
+            .ok_or_else(|| de::Error::custom("a value without a key"))?;
         let field = Decoder {
             value: &value,
             path: Path::Key(&self.0.path, key),
@@ -660,7 +664,11 @@ mod tests {
 
     #[test]
     fn null_is_the_zero_value_of_every_type_in_go() {
-        assert!(go::<std::collections::BTreeMap<String, u8>>("null").unwrap().is_empty());
+        assert!(
+            go::<std::collections::BTreeMap<String, u8>>("null")
+                .unwrap()
+                .is_empty()
+        );
         assert!(go::<Vec<String>>("null").unwrap().is_empty());
         assert_eq!(go::<String>("null").unwrap(), "");
         assert_eq!(go::<i64>("null").unwrap(), 0);
@@ -705,14 +713,38 @@ mod tests {
         assert_eq!(read.master.as_deref(), Some("eth1"));
         assert_eq!(read.inner.unwrap().mtu, Some(9000));
         for (text, message) in [
-            (r#"{"master": "a", "ma\u017fter": "b"}"#, "ma\u{17f}ter: the key is there twice"),
-            (r#"{"inner": {"mtu": 1, "mtu": 1}}"#, "inner.mtu: the key is there twice"),
-            (r#"{"inner": {"mtuu": 1}}"#, r#"unknown key "inner.mtuu"; did you mean "mtu"?"#),
-            (r#"{"x": 1}"#, r#"unknown key "x"; known keys: master, mtu, inner"#),
-            (r#"{"mtu": "1"}"#, r#"mtu: expected a number from 0 to 4294967295, found the string "1""#),
-            (r#"{"mtu": {}}"#, "mtu: expected a number from 0 to 4294967295"),
-            (r#"{"master": {}}"#, "master: expected a string, found an object"),
-            (r#"{"inner": []}"#, "inner: expected an object, found a list"),
+            (
+                r#"{"master": "a", "ma\u017fter": "b"}"#,
+                "ma\u{17f}ter: the key is there twice",
+            ),
+            (
+                r#"{"inner": {"mtu": 1, "mtu": 1}}"#,
+                "inner.mtu: the key is there twice",
+            ),
+            (
+                r#"{"inner": {"mtuu": 1}}"#,
+                r#"unknown key "inner.mtuu"; did you mean "mtu"?"#,
+            ),
+            (
+                r#"{"x": 1}"#,
+                r#"unknown key "x"; known keys: master, mtu, inner"#,
+            ),
+            (
+                r#"{"mtu": "1"}"#,
+                r#"mtu: expected a number from 0 to 4294967295, found the string "1""#,
+            ),
+            (
+                r#"{"mtu": {}}"#,
+                "mtu: expected a number from 0 to 4294967295",
+            ),
+            (
+                r#"{"master": {}}"#,
+                "master: expected a string, found an object",
+            ),
+            (
+                r#"{"inner": []}"#,
+                "inner: expected an object, found a list",
+            ),
         ] {
             assert_eq!(network(text).unwrap_err(), message);
         }

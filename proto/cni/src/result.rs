@@ -339,10 +339,7 @@ mod tests {
         let read = parse(&value, None).unwrap();
         assert_eq!(read.ips[0].interface, Some(0));
         assert_eq!(read.interfaces[0].name, "a");
-        assert_eq!(
-            parse(&Value::Null, None).unwrap(),
-            CniResult::default()
-        );
+        assert_eq!(parse(&Value::Null, None).unwrap(), CniResult::default());
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Add<'_> {
                     given.defaults_of_the_pod.push(family);
                 }
             }
-            let rails = &plan.config.rails;
+            let rails = &plan.config.source_routing;
             let mut others = match (rails.wanted, &families) {
                 (Some(_), _) => Vec::new(),
                 (None, Some(known)) => known.clone(),
