@@ -17,67 +17,38 @@ pub fn all() -> Vec<&'static str> {
 }
 
 /// Keys of other plugins that change where packets go, isolation, addresses or who may send, and
-/// are not done here; each with what to do instead. Those of the last row resemble keys that are read
-/// here, and are noted, as all further ones are.
-const FOREIGN: &[(&str, &str)] = &[
-    (
-        "vlanId vlanTrunk trunk",
-        "set vlan for a VF that is moved, or name a VLAN netdev as master",
-    ),
-    (
-        "macspoofchk mac_spoof_chk",
-        "set spoofchk for a VF that is moved",
-    ),
-    (
-        "linkInContainer",
-        "name a netdev of the host as master; for a child of an interface that the pod has, use the \
-         reference macvlan or ipvlan plugin",
-    ),
-    (
-        "portIsolation",
-        "set it on the bridge port (bridge link set dev PORT isolated on)",
-    ),
-    (
-        "ingressRate egressRate bandwidth",
-        "set max_tx_rate, in Mbit/s, for a VF that is moved",
-    ),
-    (
-        "infinibandGUID",
-        "set guid, or the capability infinibandGUID, with which the runtime passes a pod's GUID",
-    ),
-    (
-        "rdmaIsolation",
-        "set rdma to required, which moves the RDMA device into the pod, or to off, which leaves it",
-    ),
-    (
-        "range ipRanges subnet addresses gateway ips routes",
-        "put it into ipam",
-    ),
-    (
-        "dhcp",
-        "leases of DHCP are not renewed in a pod; set ipam to rdma-ipam, whereabouts, host-local or static",
-    ),
-    (
-        "table gateways vrf vrfname rules",
-        "set sourceRouting for a routing table of the interface's own",
-    ),
-    (
-        "rails",
-        "set sourceRouting for a routing table of each interface; rails are a key of the node's policy",
-    ),
-    (
-        "interface neighbors forwarding hardwareAddr",
-        "this is a key of DRANET; set attach, mtu, mac, sourceRouting and ipam",
-    ),
-    (
-        "sysctl ipMasq isGateway isDefaultGateway portMappings links",
-        "chain the plugin that does it behind this one",
-    ),
-    (
-        "cniVersions ifName ingressBurst linksInContainer node ports",
-        "",
-    ),
+/// are not done here, with what to do instead. Those of the last row resemble keys that are read here,
+/// and are noted, as all further ones are.
+const FOREIGN: &[&str] = &[
+    "vlanId vlanTrunk trunk: set vlan for a VF that is moved, or name a VLAN netdev as master",
+    "macspoofchk mac_spoof_chk: set spoofchk for a VF that is moved",
+    "linkInContainer: name a netdev of the host as master; for a child of an interface that the pod \
+      has, use the reference macvlan or ipvlan plugin",
+    "portIsolation: set it on the bridge port (bridge link set dev PORT isolated on)",
+    "ingressRate egressRate bandwidth: set max_tx_rate, in Mbit/s, for a VF that is moved",
+    "infinibandGUID: set guid, or the capability infinibandGUID, with which the runtime passes a pod's \
+      GUID",
+    "rdmaIsolation: set rdma to required, which moves the RDMA device into the pod, or to off, which \
+      leaves it",
+    "range ipRanges subnet addresses gateway ips routes: put it into ipam",
+    "dhcp: leases of DHCP are not renewed in a pod; set ipam to rdma-ipam, whereabouts, host-local or \
+      static",
+    "table gateways vrf vrfname rules: set sourceRouting for a routing table of the interface's own",
+    "rails: set sourceRouting for a routing table of each interface; rails are a key of the node's \
+      policy",
+    "interface neighbors forwarding hardwareAddr: this is a key of DRANET; set attach, mtu, mac, \
+      sourceRouting and ipam",
+    "sysctl ipMasq isGateway isDefaultGateway portMappings links: chain the plugin that does it behind \
+      this one",
+    "cniVersions ifName ingressBurst linksInContainer node ports",
 ];
+
+/// The keys of each row, and the remedy; none for keys that are noted.
+fn foreign() -> impl Iterator<Item = (&'static str, &'static str)> {
+    FOREIGN
+        .iter()
+        .map(|row| row.split_once(": ").unwrap_or((row, "")))
+}
 
 /// Those that a runtime, or a pod's annotation, adds for a capability of the network.
 const OF_RUNTIMES: &[&str] = &["bandwidth", "portMappings"];
@@ -102,8 +73,8 @@ pub(super) fn check(root: &Section<'_>, added: &[&Section<'_>]) -> Result<Vec<St
         }
     }
     let read = all();
-    let foreign = FOREIGN.iter().flat_map(|(keys, _)| keys.split(' '));
-    let comparable: Vec<&str> = read.iter().copied().chain(foreign).collect();
+    let of_others = foreign().flat_map(|(keys, _)| keys.split(' '));
+    let comparable: Vec<&str> = read.iter().copied().chain(of_others).collect();
     let mut notes = Vec::new();
     for (key, value) in root.entries() {
         // A key with a slash is of a namespace of its own, as the specification's extensions are.
@@ -128,7 +99,7 @@ pub(super) fn check(root: &Section<'_>, added: &[&Section<'_>]) -> Result<Vec<St
 /// Refuses a key of another plugin whose value asks for something. The answer is whether it is one.
 fn refuse(section: &Section<'_>, key: &str, value: &Value) -> Result<bool, Error> {
     let is_among = |keys: &str| keys.split(' ').any(|foreign| same_key(key, foreign));
-    match FOREIGN.iter().find(|(keys, _)| is_among(keys)) {
+    match foreign().find(|(keys, _)| is_among(keys)) {
         Some((_, remedy)) if !remedy.is_empty() && !asks_for_nothing(value) => {
             let value = bounded(&value.describe(), MAX_SHOWN_BYTES);
             let msg = format!(
@@ -175,8 +146,7 @@ mod tests {
     }
 
     fn foreign() -> impl Iterator<Item = (&'static str, &'static str)> {
-        let rows = FOREIGN.iter();
-        rows.flat_map(|(keys, remedy)| keys.split(' ').map(move |key| (key, *remedy)))
+        super::foreign().flat_map(|(keys, remedy)| keys.split(' ').map(move |key| (key, remedy)))
     }
 
     #[test]

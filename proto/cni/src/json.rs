@@ -47,16 +47,9 @@ pub enum Error {
     /// The text is not one JSON document.
     #[error("not valid JSON: {0}")]
     Syntax(#[source] serde_json::Error),
-    /// A value that its key cannot have.
-    #[error("{}{rule}{}", before(path, ": "), after(", found ", found))]
-    Value {
-        /// Which value, as in `configList[0].selectors`.
-        path: String,
-        /// What it must be.
-        rule: String,
-        /// What it is; empty if the rule says that.
-        found: String,
-    },
+    /// A value that its key cannot have: where, what it must be, and what it is.
+    #[error("{0}")]
+    Value(String),
     /// A key that its object does not have.
     #[error("unknown key {path:?}; {}", hint(key, known))]
     UnknownKey {
@@ -73,20 +66,6 @@ pub enum Error {
     /// A key that must be there, until the path of its object is known.
     #[error("{0} is missing")]
     Missing(&'static str),
-}
-
-fn before(text: &str, separator: &str) -> String {
-    match text {
-        "" => String::new(),
-        text => format!("{text}{separator}"),
-    }
-}
-
-fn after(separator: &str, text: &str) -> String {
-    match text {
-        "" => String::new(),
-        text => format!("{separator}{text}"),
-    }
 }
 
 impl From<Error> for crate::Error {
@@ -274,18 +253,21 @@ impl<'d> Decoder<'d> {
             (Reading::Strict, Value::Null) => Err(self.expected("a value")),
             _ => seed.deserialize(self),
         };
-        read.map_err(|error| match error {
-            Error::Rule(rule) => Error::Value {
-                path: self.path.to_string(),
-                rule,
-                found: match self.value {
-                    // It is not repeated in a message about it.
-                    Value::Object(_) => String::new(),
-                    value => value.describe(),
-                },
-            },
-            Error::Missing(key) => self.wrong(key, "is missing"),
-            placed => placed,
+        read.map_err(|error| match (error, self.value) {
+            (Error::Missing(key), _) => self.wrong(key, "is missing"),
+            // An object is not repeated in a message about it.
+            (Error::Rule(rule), Value::Object(_)) => self.placed(rule),
+            (Error::Rule(rule), value) => {
+                self.placed(format!("{rule}, found {}", value.describe()))
+            }
+            (placed, _) => placed,
+        })
+    }
+
+    fn placed(&self, rule: String) -> Error {
+        Error::Value(match self.path {
+            Path::Root("") => rule,
+            path => format!("{path}: {rule}"),
         })
     }
 
@@ -298,11 +280,7 @@ impl<'d> Decoder<'d> {
 
     /// What is wrong with a key of this object.
     fn wrong(&self, key: &str, rule: &str) -> Error {
-        Error::Value {
-            path: Path::Key(&self.path, key).to_string(),
-            rule: rule.to_owned(),
-            found: String::new(),
-        }
+        Error::Value(format!("{}: {rule}", Path::Key(&self.path, key)))
     }
 
     fn object(&self) -> Result<&'d [(String, Value)], Error> {
@@ -325,9 +303,8 @@ impl<'d> Decoder<'d> {
                 match self.reading {
                     Reading::Go(None) => {}
                     Reading::Go(Some(warnings)) => {
-                        let at = after(" in ", &self.path.to_string());
-                        let hint = hint(key, known);
-                        let warning = format!("unknown key {key:?}{at} is ignored; {hint}");
+                        let (path, hint) = (Path::Key(&self.path, key), hint(key, known));
+                        let warning = format!("unknown key \"{path}\" is ignored; {hint}");
                         warnings.borrow_mut().push(warning);
                     }
                     Reading::Network | Reading::Strict => {
@@ -596,10 +573,6 @@ impl<'de> Visitor<'de> for ValueVisitor {
         Ok(Value::String(value.into()))
     }
 
-    fn visit_string<E: de::Error>(self, value: String) -> Result<Value, E> {
-        Ok(Value::String(value))
-    }
-
     fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
         let mut elements = Vec::new();
         while let Some(element) = access.next_element()? {
@@ -792,7 +765,7 @@ mod tests {
         let mut warnings = Vec::new();
         let value = parse(r#"{"mtuu": 1}"#).unwrap();
         decode::<Keys>(&value, "list[0]", &mut warnings).unwrap();
-        let warning = r#"unknown key "mtuu" in list[0] is ignored; did you mean "mtu"?"#;
+        let warning = r#"unknown key "list[0].mtuu" is ignored; did you mean "mtu"?"#;
         assert_eq!(warnings, [warning]);
     }
 }

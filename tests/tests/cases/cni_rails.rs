@@ -261,7 +261,11 @@ fn rails_can_be_switched_off() -> Result<()> {
     let rules = pod.ip("rule")?;
     for number in [0, 1] {
         let call = host.call(&pod, "c1", &format!("net{}", number + 1));
-        run(&call, "ADD", &rail(&host, number, &json!({"sourceRouting": false})))?;
+        run(
+            &call,
+            "ADD",
+            &rail(&host, number, &json!({"sourceRouting": false})),
+        )?;
     }
     assert_eq!(pod.ip("rule")?, rules);
     assert_eq!(
