@@ -157,12 +157,11 @@ impl Config {
     pub fn read(request: &Request, pkeys: &BTreeMap<String, u16>) -> Result<Config, Error> {
         request.env.args.allow_only(&KNOWN_ARGS)?;
         let (root, runtime) = (request.config.root(), request.config.runtime_config()?);
+        let pod = request.config.cni_args()?;
+        let mut added = vec![&runtime];
         // In a chain the pod's arguments may be another plugin's.
-        let pod = match root.value("prevResult") {
-            None => request.config.cni_args()?,
-            Some(_) => Section::absent("args.cni"),
-        };
-        let notes = keys::check(&root, &[&runtime, &pod])?;
+        added.extend(root.value("prevResult").is_none().then_some(&pod));
+        let notes = keys::check(&root, &added)?;
         let keys: Keys = keys::read(&root)?;
         let replaces_rdma_cni = keys.r#type.as_deref() == Some(RDMA_CNI);
         let attach = keys
