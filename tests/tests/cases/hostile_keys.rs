@@ -529,7 +529,7 @@ fn random_network(random: &mut Random) -> Value {
         "attach".into(),
         if moves { "move" } else { "macvlan" }.into(),
     );
-    let keys: [(&str, u64, Vec<Value>); 15] = [
+    let keys: [(&str, u64, Vec<Value>); 14] = [
         (
             "mode",
             3,
