@@ -82,7 +82,7 @@ pub fn addressing(requests: &[Request<'_>], pod: &Pod) -> Result<Vec<Addressing>
 impl Request<'_> {
     /// `pod` then has this interface, too.
     fn addressing(&self, pod: &mut Pod) -> Result<Addressing, Error> {
-        let (config, routing) = (self.config, &self.config.rails);
+        let (config, routing) = (self.config, &self.config.source_routing);
         let Addressing {
             mut interface,
             mut result,
@@ -204,7 +204,7 @@ fn sysctls(config: &Config, v6: bool) -> Vec<Sysctl> {
         .link_local
         .unwrap_or(v6 || config.attach == Attach::Move);
     let switch = |on| if on { "1" } else { "0" };
-    let (source_routing, ipv6) = (!config.rails.is_off(), v6 || link_local);
+    let (source_routing, ipv6) = (!config.source_routing.is_off(), v6 || link_local);
     // Without arp_ignore and arp_announce, each of a pod's interfaces answers for all of its addresses.
     let all = [
         (true, "ipv4/conf/arp_notify", "1"),
@@ -433,7 +433,10 @@ mod tests {
             wanted: Some(false),
             ..SourceRouting::default()
         };
-        Config { rails, ..config }
+        Config {
+            source_routing: rails,
+            ..config
+        }
     }
 
     fn one(config: &Config, leased: &CniResult) -> Result<Addressing, Error> {
@@ -699,7 +702,7 @@ mod tests {
             ..SourceRouting::default()
         };
         let config = Config {
-            rails: routing,
+            source_routing: routing,
             ..config()
         };
         let mut expected = vec![
@@ -765,7 +768,7 @@ mod tests {
             };
             let config = Config {
                 accept_ra: true,
-                rails,
+                source_routing: rails,
                 ..config()
             };
             let pod = Pod {

@@ -11,10 +11,8 @@ mod kinds;
 pub(crate) mod vf;
 
 pub use attach::{Attach, ChildKind};
-#[cfg(test)]
-pub(crate) use devices::read as devices_of;
 pub use devices::{Devices, Names};
-pub use keys::KEYS;
+pub use keys::all as keys;
 
 use std::collections::BTreeMap;
 
@@ -23,9 +21,10 @@ use attachment::{
     netdev::vf::VfSettings,
     part::{IpoibMode, IpvlanMode, MacvlanMode},
 };
-use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, text::list};
+use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, json::Value, text::list};
 use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId};
 use node::policy::{MAX_RAIL, partition_key, port_guid};
+use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{rdma::RdmaRequirement, source_routing::SourceRouting};
 
@@ -101,8 +100,8 @@ pub struct Config {
     pub dad: bool,
     /// `rail`: the rail of the fabric that its NIC must be on.
     pub rail: Option<u32>,
-    /// `rails`: whether it is routed by source.
-    pub rails: SourceRouting,
+    /// `sourceRouting`: whether it is routed by source.
+    pub source_routing: SourceRouting,
     /// `rdma`: what becomes of the RDMA devices.
     pub rdma: RdmaRequirement,
     /// `runtimeConfig.CNIDeviceInfoFile`.
@@ -110,6 +109,53 @@ pub struct Config {
     /// What of the configuration has no effect, as sentences.
     pub notes: Vec<String>,
 }
+
+/// The keys that are one value each, as they are written.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Keys {
+    #[serde(rename = "acceptRA")]
+    accept_ra: bool,
+    attach: Option<Attach>,
+    bcqueuelen: Option<u32>,
+    dad: bool,
+    device: Option<String>,
+    #[serde(rename = "deviceID")]
+    device_id: Option<String>,
+    devices: Option<Devices>,
+    #[serde(deserialize_with = "guid")]
+    guid: Option<Guid>,
+    #[serde(deserialize_with = "hardware_address")]
+    hwaddr: Option<MacAddress>,
+    ib_kubernetes_enabled: bool,
+    #[serde(deserialize_with = "kernel_path")]
+    kernelpath: Option<String>,
+    link_local: Option<bool>,
+    #[serde(deserialize_with = "mac")]
+    mac: Option<MacAddress>,
+    master: Option<String>,
+    mode: Option<String>,
+    #[serde(deserialize_with = "mtu")]
+    mtu: Option<u32>,
+    names: Option<Names>,
+    #[serde(rename = "pciBusID")]
+    pci_bus_id: Option<String>,
+    pkey: Option<Value>,
+    port: Option<u32>,
+    #[serde(deserialize_with = "rail")]
+    rail: Option<u32>,
+    rdma: Option<RdmaRequirement>,
+    rdma_device: Option<String>,
+    r#type: Option<String>,
+    umcast: Option<bool>,
+}
+
+/// Keys that are read in groups, and those that every plugin has.
+const GROUPED: &str = "args capabilities cniVersion dns ipam link_state max_tx_rate min_tx_rate name \
+                       prevResult runtimeConfig sourceRouting spoofchk trust vlan vlanProto vlanQoS";
+
+/// The `type` under which the RDMA CNI plugin is installed. In its place this one does what that does.
+const RDMA_CNI: &str = "rdma";
 
 impl Config {
     /// Reads the keys of a request. `pkeys` are the partitions that the node's policy names.
@@ -119,83 +165,114 @@ impl Config {
     /// code 2 for a value that belongs to another kind of attachment or is not supported.
     pub fn read(request: &Request, pkeys: &BTreeMap<String, u16>) -> Result<Config, Error> {
         request.env.args.allow_only(&KNOWN_ARGS)?;
-        let root = request.config.root();
-        let runtime = request.config.runtime_config()?;
-        let mut added = vec![runtime.clone()];
+        let (root, runtime) = (request.config.root(), request.config.runtime_config()?);
+        let pod = request.config.cni_args()?;
+        let mut added = vec![&runtime];
         // In a chain the pod's arguments may be another plugin's.
-        if root.value("prevResult").is_none() {
-            added.push(request.config.cni_args()?);
-        }
-        let mut notes = keys::check(&root, &added)?;
-        let root = root.with_known(keys::KEYS);
-        let mut naming = ["device", "hwaddr", "kernelpath", "rdmaDevice"]
-            .into_iter()
-            .filter(|key| root.value(key).is_some());
-        let first = naming.next().unwrap_or_default();
-        notes.extend(naming.map(|key| format!("{key} has no effect beside {first}")));
-        let attach = Attach::read(&root)?;
-        let bus = root.text("pciBusID")?;
+        added.extend(root.value("prevResult").is_none().then_some(&pod));
+        let notes = keys::check(&root, &added)?;
+        let keys: Keys = keys::read(&root)?;
+        let replaces_rdma_cni = keys.r#type.as_deref() == Some(RDMA_CNI);
+        let attach = keys
+            .attach
+            .or(replaces_rdma_cni.then_some(Attach::RdmaOnly));
+        let attach = attach.ok_or_else(|| {
+            Error::new(Code::InvalidConfig, "attach is missing")
+                .with_details(format!("set it to {}", Attach::words()))
+        })?;
         // What the runtime says of this pod's allocation, before anything static. Multus writes
         // an allocation's ID into pciBusID as well, whether or not it is one.
         let allocation = [
             ("deviceID", runtime.text("deviceID")?),
-            ("deviceID", root.text("deviceID")?),
-            ("pciBusID", bus),
-        ]
-        .into_iter()
-        .find_map(|(key, text)| Some((key, text?)))
-        .map(|(key, text)| allocation(&root, key, text))
-        .transpose()?;
-        let by_ib_kubernetes = root.get("ibKubernetesEnabled")?.unwrap_or(false);
-        let bus = bus.filter(|text| allocation.as_ref().is_none_or(|a| a.text != *text));
-        let (devices, names) = devices::read(&root)?;
-        let config = Config {
+            ("deviceID", keys.device_id.as_deref()),
+            ("pciBusID", keys.pci_bus_id.as_deref()),
+        ];
+        let mut allocation = allocation.into_iter().filter_map(|(k, t)| Some((k, t?)));
+        let allocation = allocation
+            .next()
+            .map(|(key, text)| allocation_of(key, text));
+        let allocation = allocation.transpose()?;
+        let is_allocation = |text: &&str| allocation.as_ref().is_some_and(|a| a.text == *text);
+        let bus = keys
+            .pci_bus_id
+            .as_deref()
+            .filter(|text| !is_allocation(text));
+        let bus = bus.map(str::parse).transpose();
+        let bus = bus.map_err(|e| root.wrong("pciBusID", e))?;
+        let by_rdma_device = keys.rdma_device.map(Target::RdmaDevice);
+        // The order is that of the host-device plugin.
+        let device = (keys.device.map(Target::Name))
+            .or(keys.hwaddr.map(Target::Mac))
+            .or(keys.kernelpath.map(Target::KernelPath))
+            .or(bus.map(|address| Target::Hca(HcaId::Pci(address))))
+            .or(by_rdma_device);
+        let guid = given(&runtime, "infinibandGUID", parse_guid)?
+            .or(given(&pod, "guid", parse_guid)?)
+            .or(keys.guid);
+        let is_configured = pod.text("mellanox.infiniband.app")? == Some("configured");
+        if keys.ib_kubernetes_enabled && (guid.is_none() || !is_configured) {
+            return Err(Error::new(
+                Code::TryAgain,
+                "ibKubernetesEnabled: ib-kubernetes has not given the pod a GUID for this network",
+            )
+            .with_details(
+                "its log names the pod; it serves networks of type ib-sriov alone (docs/migration.md)",
+            ));
+        }
+        let devices = keys.devices.unwrap_or_default();
+        if keys.names.is_some() && devices == Devices::One {
+            let wrong = root.wrong("names", "has a meaning for several interfaces only");
+            return Err(wrong.with_details(
+                "set devices to all, or leave names out: the runtime names the interface",
+            ));
+        }
+        let rdma = match keys.rdma {
+            // As that plugin refuses a node whose RDMA devices cannot be a pod's own.
+            None if replaces_rdma_cni => RdmaRequirement::Required,
+            rdma => rdma.unwrap_or_default(),
+        };
+        let mut config = Config {
             attach,
-            device: device(&root, bus)?,
-            master: root.text("master")?.map(str::to_owned),
+            device,
+            master: keys.master,
             devices,
-            names,
+            names: keys.names.unwrap_or_default(),
             allocation,
-            port: positive(&root, "port")?,
-            mode: root.text("mode")?.map(str::to_owned),
-            mtu: mtu(&root)?,
-            mac: mac(request, &root, &runtime, attach)?,
-            vf: vf::read(&root, guid(request, &root, &runtime, by_ib_kubernetes)?)?,
-            broadcast_queue: positive(&root, "bcqueuelen")?,
-            // ib-kubernetes makes the port of the VF a member.
-            pkey: match by_ib_kubernetes {
-                true => None,
-                false => pkey(&root, pkeys)?,
+            port: keys.port.filter(|port| *port > 0),
+            mode: keys.mode,
+            mtu: keys.mtu,
+            // In a chain that of runtime and pod is for the plugin that makes the interface.
+            mac: match attach {
+                Attach::RdmaOnly => keys.mac,
+                _ => added_mac(request, &runtime, &pod)?.or(keys.mac),
             },
-            user_multicast: root.get("umcast")?,
-            link_local: root.get("linkLocal")?,
-            accept_ra: root.get("acceptRA")?.unwrap_or(false),
-            dad: root.get("dad")?.unwrap_or(false),
-            rail: rail(&root)?,
-            rails: SourceRouting::read(&root)?,
-            rdma: rdma_requirement(&root)?,
+            vf: vf::read(&root, guid)?,
+            broadcast_queue: keys.bcqueuelen.filter(|packets| *packets > 0),
+            // ib-kubernetes makes the port of the VF a member.
+            pkey: match keys.pkey {
+                Some(value) if !keys.ib_kubernetes_enabled => Some(pkey(&root, &value, pkeys)?),
+                _ => None,
+            },
+            user_multicast: keys.umcast,
+            link_local: keys.link_local,
+            accept_ra: keys.accept_ra,
+            dad: keys.dad,
+            rail: keys.rail,
+            source_routing: SourceRouting::read(&root)?,
+            rdma,
             device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
             notes,
         };
-        config.agrees()?;
-        config.fits(request.config.ipam_type()?)?;
+        request.config.ipam_type()?;
+        let given = kinds::given(&root, &config, bus.is_some());
+        kinds::check(&config, &given)?;
+        let mut naming = kinds::NAMING.into_iter().filter(|key| given.contains(key));
+        let first = naming.next().unwrap_or_default();
+        let idle = naming.map(|key| format!("{key} has no effect beside {first}"));
+        config.notes.extend(idle);
         Ok(config)
     }
 
-    /// The key that names a netdev to be moved, unless that may be the runtime's.
-    fn device_key(&self) -> Option<&'static str> {
-        match self.device.as_ref()? {
-            Target::Name(_) => Some("device"),
-            Target::Mac(_) => Some("hwaddr"),
-            Target::KernelPath(_) => Some("kernelpath"),
-            Target::RdmaDevice(_) => Some("rdmaDevice"),
-            // Multus writes pciBusID into every configuration.
-            Target::Hca(_) => None,
-        }
-    }
-}
-
-impl Config {
     /// `mode` of a macvlan; bridge when it is not given.
     pub fn macvlan_mode(&self) -> Result<MacvlanMode, Error> {
         Ok(self
@@ -230,11 +307,13 @@ impl Config {
     }
 }
 
-fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, Error> {
+fn allocation_of(key: &str, text: &str) -> Result<Allocation, Error> {
     // People write PCI addresses in capitals, too.
     let unit = match text.parse::<PciAddress>() {
         Ok(address) => UnitId::Exclusive(HcaId::Pci(address)),
-        Err(_) => text.parse().map_err(|e| root.wrong(key, e))?,
+        Err(_) => text
+            .parse()
+            .map_err(|e| Error::new(Code::InvalidConfig, format!("{key}: {e}")))?,
     };
     Ok(Allocation {
         unit,
@@ -242,141 +321,27 @@ fn allocation(root: &Section<'_>, key: &str, text: &str) -> Result<Allocation, E
     })
 }
 
-/// The order is that of the host-device plugin.
-fn device(root: &Section<'_>, bus: Option<&str>) -> Result<Option<Target>, Error> {
-    if let Some(name) = root.text("device")? {
-        return Ok(Some(Target::Name(name.to_owned())));
-    }
-    if let Some(text) = root.text("hwaddr")? {
-        let mac = text.parse().map_err(|e| root.wrong("hwaddr", e))?;
-        return Ok(Some(Target::Mac(mac)));
-    }
-    if let Some(path) = root.text("kernelpath")? {
-        let inside = path.strip_prefix("/sys/devices/").is_some_and(|rest| {
-            !rest.is_empty() && rest.split('/').all(|part| !matches!(part, "" | "." | ".."))
-        });
-        if !inside {
-            return Err(root.wrong(
-                "kernelpath",
-                format_args!("{path:?} is not below /sys/devices"),
-            ));
-        }
-        return Ok(Some(Target::KernelPath(path.to_owned())));
-    }
-    if let Some(text) = bus {
-        let address = text.parse().map_err(|e| root.wrong("pciBusID", e))?;
-        return Ok(Some(Target::Hca(HcaId::Pci(address))));
-    }
-    Ok(root
-        .text("rdmaDevice")?
-        .map(|name| Target::RdmaDevice(name.to_owned())))
+/// A key that runtime or pod adds.
+fn given<T>(
+    section: &Section<'_>,
+    key: &str,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Option<T>, Error> {
+    let value = section.text(key)?.map(parse).transpose();
+    value.map_err(|reason| section.wrong(key, reason))
 }
 
-fn rdma_requirement(root: &Section<'_>) -> Result<RdmaRequirement, Error> {
-    match root.text("rdma")? {
-        // As that plugin refuses a node whose RDMA devices cannot be a pod's own.
-        None if attach::replaces_rdma_cni(root)? => Ok(RdmaRequirement::Required),
-        None => Ok(RdmaRequirement::Auto),
-        Some(text) => {
-            let known = RdmaRequirement::ALL.into_iter();
-            let mut meant = known.filter(|known| known.as_str() == text);
-            meant.next().ok_or_else(|| {
-                root.wrong(
-                    "rdma",
-                    format_args!("{text:?} is not a requirement for RDMA devices"),
-                )
-                .with_details("expected auto, required or off")
-            })
-        }
-    }
-}
-
-fn rail(root: &Section<'_>) -> Result<Option<u32>, Error> {
-    match root.get::<u32>("rail")? {
-        Some(rail) if rail > MAX_RAIL => Err(root
-            .wrong("rail", format_args!("{rail} is not the number of a rail"))
-            .with_details(format!("expected 0 to {MAX_RAIL}"))),
-        rail => Ok(rail),
-    }
-}
-
-/// Zero means "not given", as in the reference plugins.
-fn positive(root: &Section<'_>, key: &str) -> Result<Option<u32>, Error> {
-    Ok(root.get::<u32>(key)?.filter(|number| *number > 0))
-}
-
-fn mtu(root: &Section<'_>) -> Result<Option<u32>, Error> {
-    match root.get::<i64>("mtu")? {
-        None | Some(0) => Ok(None),
-        // RFC 791: every link carries 68 bytes.
-        Some(mtu) => u32::try_from(mtu)
-            .ok()
-            .filter(|mtu| (68..=65535).contains(mtu))
-            .map(Some)
-            .ok_or_else(|| root.wrong("mtu", format_args!("{mtu} is not between 68 and 65535"))),
-    }
-}
-
-/// The runtime's address before the pod's, the pod's before the configuration's. In a chain the
-/// first two are for the plugin that makes the interface.
-fn mac(
+/// The runtime's address before the pod's.
+fn added_mac(
     request: &Request,
-    root: &Section<'_>,
     runtime: &Section<'_>,
-    attach: Attach,
+    pod: &Section<'_>,
 ) -> Result<Option<MacAddress>, Error> {
-    let given = |section: &Section<'_>| {
-        let mac = section.text("mac")?.map(unicast).transpose();
-        mac.map_err(|reason| section.wrong("mac", reason))
-    };
-    if attach == Attach::RdmaOnly {
-        return given(root);
-    }
-    for section in [runtime, &request.config.cni_args()?] {
-        if let Some(mac) = given(section)? {
-            return Ok(Some(mac));
-        }
-    }
-    if let Some(text) = request.env.args.get("MAC") {
-        return unicast(text).map(Some).map_err(|reason| {
-            Error::new(Code::InvalidEnvironment, format!("CNI_ARGS MAC: {reason}"))
-        });
-    }
-    given(root)
-}
-
-/// The runtime's GUID before the pod's, the pod's before the configuration's, as in `ib-sriov-cni`.
-fn guid(
-    request: &Request,
-    root: &Section<'_>,
-    runtime: &Section<'_>,
-    by_ib_kubernetes: bool,
-) -> Result<Option<Guid>, Error> {
-    let pod = request.config.cni_args()?;
-    let mut given = None;
-    for (section, key) in [(runtime, "infinibandGUID"), (&pod, "guid"), (root, "guid")] {
-        if let (None, Some(text)) = (given, section.text(key)?) {
-            let guid = port_guid(text).map(Guid).ok_or_else(|| {
-                section
-                    .wrong(key, format_args!("{text:?} is not the GUID of a port"))
-                    .with_details(
-                        "expected a form such as 00:11:22:33:44:55:66:77, not all zeros or ones",
-                    )
-            })?;
-            given = Some(guid);
-        }
-    }
-    let is_configured = pod.text("mellanox.infiniband.app")? == Some("configured");
-    if by_ib_kubernetes && (given.is_none() || !is_configured) {
-        return Err(Error::new(
-            Code::TryAgain,
-            "ibKubernetesEnabled: ib-kubernetes has not given the pod a GUID for this network",
-        )
-        .with_details(
-            "its log names the pod; it serves networks of type ib-sriov alone (docs/migration.md)",
-        ));
-    }
-    Ok(given)
+    let mac = given(runtime, "mac", unicast)?.or(given(pod, "mac", unicast)?);
+    let args = request.env.args.get("MAC").filter(|_| mac.is_none());
+    let args = args.map(unicast).transpose();
+    let wrong = |reason| Error::new(Code::InvalidEnvironment, format!("CNI_ARGS MAC: {reason}"));
+    Ok(mac.or(args.map_err(wrong)?))
 }
 
 fn unicast(text: &str) -> Result<MacAddress, String> {
@@ -389,24 +354,84 @@ fn unicast(text: &str) -> Result<MacAddress, String> {
     }
 }
 
-/// A partition key, as a number, as people write it (`0x8001`), or by its name in the policy.
-fn pkey(root: &Section<'_>, names: &BTreeMap<String, u16>) -> Result<Option<u16>, Error> {
-    let Some(value) = root.value("pkey") else {
-        return Ok(None);
-    };
-    let named = value.as_str().and_then(|name| names.get(name)).copied();
-    if let Some(key) = named.or_else(|| partition_key(value)) {
-        return Ok(Some(key));
+fn parse_guid(text: &str) -> Result<Guid, String> {
+    port_guid(text).map(Guid).ok_or_else(|| {
+        format!(
+            "{text:?} is not the GUID of a port in a form such as 00:11:22:33:44:55:66:77, not all \
+             zeros or ones"
+        )
+    })
+}
+
+/// What `parse` makes of a text.
+fn parsed<'de, D: Deserializer<'de>, T>(
+    from: D,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Option<T>, D::Error> {
+    let text = Option::<String>::deserialize(from)?;
+    let value = text.as_deref().map(parse).transpose();
+    value.map_err(D::Error::custom)
+}
+
+fn guid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Guid>, D::Error> {
+    parsed(from, parse_guid)
+}
+
+fn mac<'de, D: Deserializer<'de>>(from: D) -> Result<Option<MacAddress>, D::Error> {
+    parsed(from, unicast)
+}
+
+fn hardware_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<MacAddress>, D::Error> {
+    parsed(from, |text| text.parse().map_err(|e| format!("{e}")))
+}
+
+fn kernel_path<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    parsed(from, |path| {
+        let below = path.strip_prefix("/sys/devices/").unwrap_or_default();
+        let is_plain = below
+            .split('/')
+            .all(|part| !matches!(part, "" | "." | ".."));
+        is_plain
+            .then(|| path.to_owned())
+            .ok_or_else(|| "must be below /sys/devices".to_owned())
+    })
+}
+
+/// Zero means "not given", as in the reference plugins. Every link carries 68 bytes (RFC 791).
+fn mtu<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    match Option::<u32>::deserialize(from)?.filter(|mtu| *mtu > 0) {
+        Some(..68 | 65536..) => Err(D::Error::custom("must be 68 to 65535 bytes")),
+        mtu => Ok(mtu),
     }
-    let names = match names.is_empty() {
-        true => "which names none".to_owned(),
-        false => format!("which has {}", list(names.keys())),
+}
+
+fn rail<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    match Option::<u32>::deserialize(from)? {
+        Some(rail) if rail > MAX_RAIL => Err(D::Error::custom(
+            "must be the number of a rail, from 0 to 255",
+        )),
+        rail => Ok(rail),
+    }
+}
+
+/// A partition key, as a number, as people write it (`0x8001`), or by its name in the policy.
+fn pkey(root: &Section<'_>, value: &Value, names: &BTreeMap<String, u16>) -> Result<u16, Error> {
+    let named = match value {
+        Value::String(name) => names.get(name).copied(),
+        _ => None,
     };
-    let wrong = root.wrong("pkey", format_args!("{value} is not a partition key"));
-    Err(wrong.with_details(format!(
-        "expected a number such as \"0x8001\", which is full member of partition 1, or a name of \
-         pkeys in the node's policy, {names}"
-    )))
+    named.or_else(|| partition_key(value)).ok_or_else(|| {
+        let names = match names.is_empty() {
+            true => "which names none".to_owned(),
+            false => format!("which has {}", list(names.keys())),
+        };
+        let found = value.describe();
+        let wrong = root.wrong("pkey", format_args!("{found} is not a partition key"));
+        wrong.with_details(format!(
+            "expected a number such as \"0x8001\", which is full member of partition 1, or a name \
+             of pkeys in the node's policy, {names}"
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -482,7 +507,7 @@ mod tests {
         )
     }
 
-    fn read(keys: Value) -> Result<Config, Error> {
+    pub(super) fn read(keys: Value) -> Result<Config, Error> {
         read_with(keys, "")
     }
 

@@ -14,7 +14,7 @@ use attachment::{
     interface::{InterfaceConfig, Sysctl},
     netdev::replay,
 };
-use cni_wire::{Code, Error, Route, Section};
+use cni_wire::{Code, Error, Route, Section, json::Value};
 use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
 use netlink::{address, route};
@@ -24,6 +24,8 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteMessage},
     rule::{RuleAction, RuleAttribute, RuleMessage},
 };
+
+use serde::Deserialize;
 
 use crate::addressing::{LINK_SCOPE, cidr, in_main, route_message};
 
@@ -46,44 +48,46 @@ pub struct SourceRouting {
 }
 
 impl SourceRouting {
-    /// Reads `rails`: true, false, or an object with `enabled`, `table`, `priority`.
+    /// Reads `sourceRouting`: true, false, or an object with `enabled`, `table`, `priority`.
     ///
     /// # Errors
     /// Code 7 naming key and value.
     pub fn read(root: &Section<'_>) -> Result<SourceRouting, Error> {
-        let Some(value) = root.value("rails") else {
-            return Ok(SourceRouting::default());
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Keys {
+            enabled: Option<bool>,
+            table: Option<u32>,
+            priority: Option<u32>,
+        }
+        const KEY: &str = "sourceRouting";
+        let keys = match root.value(KEY) {
+            None => return Ok(SourceRouting::default()),
+            Some(Value::Bool(enabled)) => Keys {
+                enabled: Some(*enabled),
+                ..Keys::default()
+            },
+            Some(_) => root
+                .section(KEY)
+                .map_err(|e| e.with_details("expected true, false, or an object"))?
+                .read()?,
         };
-        if let Some(wanted) = value.as_bool() {
-            return Ok(SourceRouting {
-                wanted: Some(wanted),
-                ..SourceRouting::default()
-            });
-        }
-        let section = Section::of(value, root.path_of("rails"))
-            .map_err(|e| e.with_details("expected true, false, or an object"))?;
-        if let Some(unknown) = section
-            .keys()
-            .find(|key| !["enabled", "table", "priority"].contains(key))
-        {
-            return Err(section
-                .wrong(unknown, "is not a key of rails")
-                .with_details("expected enabled, table, priority"));
-        }
-        let table = section.get::<u32>("table")?;
-        if table.is_some_and(is_of_the_kernel) {
-            return Err(section
-                .wrong("table", "0 and 253 to 255 are the kernel's own tables")
+        if keys.table.is_some_and(is_of_the_kernel) {
+            let why = "table: 0 and 253 to 255 are the kernel's own tables";
+            return Err(root
+                .wrong(KEY, why)
                 .with_details("leave it out for one that is not in use"));
         }
-        let priority = section.get::<u32>("priority")?;
-        if priority.is_some_and(|priority| !(1..=32765).contains(&priority)) {
-            return Err(section.wrong("priority", "is not between 1 and 32765"));
+        if keys
+            .priority
+            .is_some_and(|priority| !(1..=32765).contains(&priority))
+        {
+            return Err(root.wrong(KEY, "priority is not between 1 and 32765"));
         }
         Ok(SourceRouting {
-            wanted: Some(section.get("enabled")?.unwrap_or(true)),
-            table,
-            priority,
+            wanted: Some(keys.enabled.unwrap_or(true)),
+            table: keys.table,
+            priority: keys.priority,
         })
     }
 
@@ -307,7 +311,7 @@ mod tests {
             ..CniResult::default()
         };
         let config = Config {
-            rails: SourceRouting {
+            source_routing: SourceRouting {
                 wanted: Some(false),
                 ..SourceRouting::default()
             },
@@ -326,9 +330,9 @@ mod tests {
         (all.remove(0).interface, gateways)
     }
 
-    fn read(value: Value) -> Result<SourceRouting, Error> {
-        let object = json!({ "rails": value });
-        SourceRouting::read(&Section::root(object.as_object().unwrap()))
+    fn read(value: serde_json::Value) -> Result<SourceRouting, Error> {
+        let object = json!({ "sourceRouting": value }).to_string();
+        SourceRouting::read(&Section::root(&cni_wire::json::parse(object).unwrap()))
     }
 
     fn said(interface: &InterfaceConfig) -> (Vec<String>, Vec<String>) {
@@ -350,16 +354,16 @@ mod tests {
         );
         assert_eq!(read(json!({"enabled": false})).unwrap().wanted, Some(false));
         for (wrong, named) in [
-            (json!("yes"), "rails"),
-            (json!({"tabel": 1}), "rails.tabel"),
-            (json!({"table": 254}), "rails.table"),
-            (json!({"table": -1}), "rails.table"),
-            (json!({"priority": 0}), "rails.priority"),
-            (json!({"priority": 40000}), "rails.priority"),
+            (json!("yes"), "sourceRouting"),
+            (json!({"tabel": 1}), "sourceRouting.tabel"),
+            (json!({"table": 254}), "sourceRouting"),
+            (json!({"table": -1}), "sourceRouting"),
+            (json!({"priority": 0}), "sourceRouting"),
+            (json!({"priority": 40000}), "sourceRouting"),
         ] {
             let error = read(wrong).unwrap_err();
             assert_eq!(error.code, Code::InvalidConfig);
-            assert!(error.msg.starts_with(named), "{error}");
+            assert!(error.msg.contains(named), "{error}");
         }
     }
 

@@ -336,7 +336,8 @@ fn one_range(
     reserved: &[IpAddr],
     profile: Profile,
 ) -> Result<Range, Error> {
-    let exclude = section.texts("exclude")?;
+    let exclude: Vec<String> = section.get("exclude")?.unwrap_or_default();
+    let exclude: Vec<&str> = exclude.iter().map(String::as_str).collect();
     let start = section.text("range_start")?;
     let end = section.text("range_end")?;
     let spec = Spec {
@@ -395,8 +396,8 @@ fn fixed(keys: &Merged<'_, '_>, strict: bool) -> Result<Vec<IpConfig>, Error> {
     keys.sections("addresses")?
         .iter()
         .map(|section| {
-            let text: &str = section.require("address")?;
-            let address = cni_wire::cidr(text).map_err(|e| section.wrong("address", e))?;
+            let text: String = section.require("address")?;
+            let address = cni_wire::cidr(&text).map_err(|e| section.wrong("address", e))?;
             let gateway = gateway(section, Profile::Compatible)?;
             if strict && gateway == Some(address.ip()) {
                 let rule = format!("{} is the address itself", address.ip());
@@ -440,13 +441,9 @@ fn refuse_unknown(section: &Section<'_>, known: &[&'static str]) -> Result<(), E
     else {
         return Ok(());
     };
-    let value = section
-        .value(key)
-        .map(ToString::to_string)
-        .unwrap_or_default();
     let error = Error::new(
         Code::UnsupportedField,
-        format!("{}: unknown key, value {value:.80}", section.path_of(key)),
+        format!("{}: unknown key", section.path_of(key)),
     );
     Err(match spelling::nearest(key, known) {
         Some(nearest) => error.with_details(format!("did you mean {nearest:?}?")),
@@ -464,7 +461,7 @@ mod tests {
         let config = NetworkConfig::parse(text.as_bytes()).unwrap();
         Config::read(
             &config,
-            &Section::root(flat.as_object().unwrap()),
+            &Section::root(&cni_wire::json::parse(flat.to_string()).unwrap()),
             &Policy::default(),
         )
     }
@@ -500,10 +497,7 @@ mod tests {
         assert_eq!(error.details, "did you mean \"exclude\"?");
         let ranges = json!([{"range": "10.0.0.0/24", "rnage_end": "10.0.0.7"}]);
         let error = strict(json!({"ipRanges": ranges})).unwrap_err();
-        assert_eq!(
-            error.msg,
-            "ipam.ipRanges[0].rnage_end: unknown key, value \"10.0.0.7\""
-        );
+        assert_eq!(error.msg, "ipam.ipRanges[0].rnage_end: unknown key");
         assert!(lenient(json!({"range": "10.0.0.0/24", "excludes": []})).is_ok());
     }
 

@@ -25,9 +25,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cni_wire::json::Value;
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::trust;
 
@@ -287,12 +287,15 @@ pub fn port_guid(text: &str) -> Option<u64> {
 /// and for partition 0, which is none (InfiniBand Architecture 10.9.1.1).
 #[must_use]
 pub fn partition_key(value: &Value) -> Option<u16> {
-    let number = match value.as_str() {
-        Some(text) => {
+    let number = match value {
+        Value::String(text) => {
             let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
             u16::from_str_radix(digits.unwrap_or(text), 16).ok()
         }
-        None => value.as_u64().and_then(|number| u16::try_from(number).ok()),
+        Value::Number(number) => number
+            .as_u64()
+            .and_then(|number| u16::try_from(number).ok()),
+        _ => None,
     };
     number.filter(|key| partition(*key) != 0)
 }

@@ -61,7 +61,7 @@ fn network(definition: &Value) -> Option<Value> {
         let [of_plugin, of_ipam] = [plugin, ipam].map(|one| text_at(one, "/type"));
         let is_ours = of_ipam == "rdma-ipam";
         let mut read = match of_plugin {
-            "rdma-netdev" => known(plugin, rdma_netdev::config::KEYS),
+            "rdma-netdev" => known(plugin, &rdma_netdev::config::keys()),
             _ if is_ours => json!({"type": of_plugin}),
             _ => return None,
         };

@@ -88,7 +88,9 @@ fn a_child_is_created_with_a_chosen_index() {
         kind: "macvlan",
         info: vec![
             LinkInfo::Kind(InfoKind::MacVlan),
-            LinkInfo::Data(InfoData::MacVlan(vec![InfoMacVlan::Mode(MacVlanMode::Bridge)])),
+            LinkInfo::Data(InfoData::MacVlan(vec![InfoMacVlan::Mode(
+                MacVlanMode::Bridge,
+            )])),
         ],
         parent: parent.index,
         parent_netns: Some(link::namespace_number(&mut inside, &host).unwrap()),

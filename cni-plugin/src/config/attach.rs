@@ -1,9 +1,10 @@
 //! `attach`: what becomes the pod's interface.
 
-use cni_wire::{Code, Error, Section};
+use serde::Deserialize;
 
 /// What becomes the pod's interface.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub enum Attach {
     #[default]
     Move,
@@ -35,26 +36,6 @@ impl Attach {
         }
     }
 
-    /// Reads `attach`. Only in the RDMA CNI plugin's place it may be missing.
-    ///
-    /// # Errors
-    /// Code 7: it is missing, or not a kind of attachment.
-    pub(super) fn read(root: &Section<'_>) -> Result<Attach, Error> {
-        let error = match root.text("attach")? {
-            None if replaces_rdma_cni(root)? => return Ok(Attach::RdmaOnly),
-            None => Error::new(Code::InvalidConfig, "attach is missing"),
-            Some(text) => match Attach::parse(text) {
-                Some(attach) => return Ok(attach),
-                None => root.wrong(
-                    "attach",
-                    format_args!("{text:?} is not a kind of attachment"),
-                ),
-            },
-        };
-        let kinds = one_of(Attach::all().map(Attach::as_str));
-        Err(error.with_details(format!("set it to {kinds}")))
-    }
-
     fn all() -> impl Iterator<Item = Attach> {
         let children = ChildKind::ALL.into_iter().map(Attach::Child);
         [Attach::Move]
@@ -63,8 +44,19 @@ impl Attach {
             .chain([Attach::RdmaOnly])
     }
 
-    fn parse(text: &str) -> Option<Attach> {
-        Attach::all().find(|attach| attach.as_str() == text)
+    /// All kinds, for messages.
+    pub(super) fn words() -> String {
+        one_of(Attach::all().map(Attach::as_str))
+    }
+}
+
+impl TryFrom<String> for Attach {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let mut all = Attach::all();
+        all.find(|attach| attach.as_str() == text)
+            .ok_or_else(|| format!("must be {}", Attach::words()))
     }
 }
 
@@ -78,14 +70,6 @@ pub(super) fn one_of(words: impl Iterator<Item = &'static str>) -> String {
     }
 }
 
-/// The `type` under which the RDMA CNI plugin is installed.
-const RDMA_CNI: &str = "rdma";
-
-/// Whether this plugin is installed in the RDMA CNI plugin's place, and does what that does.
-pub(super) fn replaces_rdma_cni(root: &Section<'_>) -> Result<bool, Error> {
-    Ok(root.text("type")? == Some(RDMA_CNI))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,9 +77,9 @@ mod tests {
     #[test]
     fn each_kind_is_read_by_its_word() {
         for attach in Attach::all() {
-            assert_eq!(Attach::parse(attach.as_str()), Some(attach));
+            assert_eq!(Attach::try_from(attach.as_str().to_owned()), Ok(attach));
         }
         assert_eq!(Attach::all().count(), ChildKind::ALL.len() + 2);
-        assert_eq!(Attach::parse("Macvlan"), None);
+        assert!(Attach::try_from("Macvlan".to_owned()).is_err());
     }
 }

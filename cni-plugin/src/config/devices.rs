@@ -1,7 +1,8 @@
 //! `devices` and `names`: whether an attachment is one NIC of its pod or all of them, and what its
 //! interfaces are called. Pure.
 
-use cni_wire::{Code, Error, IfName, Section};
+use cni_wire::{Code, Error, IfName};
+use serde::Deserialize;
 
 cni_wire::words! {
     /// Which of a pod's units an attachment is made of.
@@ -16,7 +17,8 @@ cni_wire::words! {
 }
 
 /// The pattern of the interfaces' names, checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Names(String);
 
 /// What the names are unless the network says otherwise.
@@ -28,12 +30,12 @@ impl Default for Names {
     }
 }
 
-impl Names {
-    /// # Errors
-    /// The reason, without the pattern.
-    fn parse(text: &str) -> Result<Self, String> {
+impl TryFrom<String> for Names {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
         const EXPECTED: &str = "the placeholders are {ifname}, {rail} and {host}";
-        let mut rest = text;
+        let mut rest = text.as_str();
         while let Some(at) = rest.find(['{', '}']) {
             let from = rest.get(at..).unwrap_or_default();
             let placeholder = from.strip_prefix('{').and_then(|from| from.split_once('}'));
@@ -49,14 +51,16 @@ impl Names {
                 "gives all interfaces one name: it has neither {rail} nor {host}".to_owned(),
             );
         }
-        let names = Names(text.to_owned());
+        let names = Names(text);
         // A network that no node can use is refused before one is asked.
         let shortest = names.name("x", 0, "x");
         IfName::parse(&shortest)
             .map_err(|reason| format!("makes {shortest:?} at the shortest: {reason}"))?;
         Ok(names)
     }
+}
 
+impl Names {
     fn name(&self, ifname: &str, rail: u32, host: &str) -> String {
         let name = self.0.replace("{rail}", &rail.to_string());
         name.replace("{host}", host).replace("{ifname}", ifname)
@@ -82,53 +86,19 @@ impl Names {
     }
 }
 
-/// Reads both keys.
-///
-/// # Errors
-/// Code 7 naming the key.
-pub(crate) fn read(root: &Section<'_>) -> Result<(Devices, Names), Error> {
-    let devices = match root.text("devices")? {
-        None => Devices::One,
-        Some(text) => {
-            let known = Devices::ALL
-                .into_iter()
-                .find(|devices| devices.as_str() == text);
-            known.ok_or_else(|| {
-                root.wrong("devices", format_args!("{text:?} is neither one nor all"))
-                    .with_details(
-                        "one is the unit that the runtime names, all every unit of its resource",
-                    )
-            })?
-        }
-    };
-    let names = match root.text("names")? {
-        None => Names::default(),
-        Some(_) if devices == Devices::One => {
-            return Err(root
-                .wrong("names", "has a meaning for several interfaces only")
-                .with_details(
-                    "set devices to all, or leave names out: the runtime names the interface",
-                ));
-        }
-        Some(text) => Names::parse(text)
-            .map_err(|reason| root.wrong("names", format_args!("{text:?} {reason}")))?,
-    };
-    Ok((devices, names))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn named(pattern: &str, rail: u32) -> Result<String, Error> {
-        let names = Names::parse(pattern).unwrap();
+        let names = Names::try_from(pattern.to_owned()).unwrap();
         let name = names.of("net1", rail, "enp59s0np0")?;
         Ok(name.as_str().to_owned())
     }
 
     #[test]
     fn a_pattern_makes_a_name_for_each_interface() {
-        assert_eq!(Names::parse(DEFAULT), Ok(Names::default()));
+        assert_eq!(Names::try_from(DEFAULT.to_owned()), Ok(Names::default()));
         assert_eq!(named(DEFAULT, 7).unwrap(), "net1-7");
         assert_eq!(named("{host}", 7).unwrap(), "enp59s0np0");
         assert_eq!(named("rdma{rail}", 12).unwrap(), "rdma12");
@@ -162,7 +132,7 @@ mod tests {
             ("a b{rail}", "at the shortest"),
             ("123456789012345{rail}", "at the shortest"),
         ] {
-            let reason = Names::parse(pattern).unwrap_err();
+            let reason = Names::try_from(pattern.to_owned()).unwrap_err();
             assert!(reason.contains(part), "{pattern}: {reason}");
         }
     }

@@ -1,10 +1,10 @@
 //! For which kinds of attachment each key has a meaning, and which keys exclude each other. Pure.
 
 use attachment::part::MacvlanMode;
-use cni_wire::{Code, Error};
+use cni_wire::{Code, Error, Section, json::Value, json::resolve};
 use hca::UnitId;
 
-use super::{Attach, ChildKind, Config, Devices, Target, attach::one_of};
+use super::{Attach, ChildKind, Config, Devices, attach::one_of, keys};
 use crate::rdma::RdmaRequirement;
 
 const MOVE: Attach = Attach::Move;
@@ -30,124 +30,127 @@ enum Decider {
 
 use Decider::{Device, Slot, Units};
 
-/// A key that a configuration has, the kinds that it has a meaning for, and beside what it has none.
-type Key = (&'static str, &'static [Attach], &'static [Decider]);
+/// Keys that name a netdev to be moved, in the order of the host-device plugin. Multus writes pciBusID
+/// into every configuration.
+pub(super) const NAMING: [&str; 4] = ["device", "hwaddr", "kernelpath", "rdmaDevice"];
 
-impl Config {
-    fn keys(&self) -> impl Iterator<Item = Key> {
-        const DEVICE: &str = "device, hwaddr, kernelpath or pciBusID";
-        let by_rdma_device = matches!(self.device, Some(Target::RdmaDevice(_)));
-        let vf = &self.vf;
-        let required = self.rdma == RdmaRequirement::Required;
-        let off = self.rdma == RdmaRequirement::Off;
-        let rdma_only = self.attach == Attach::RdmaOnly;
-        let keys: [(bool, Key); 24] = [
-            (
-                self.device.is_some() && !by_rdma_device,
-                (DEVICE, &[MOVE], &[Units, Slot]),
-            ),
-            (by_rdma_device, ("rdmaDevice", TAKING, &[Units, Slot])),
-            (
-                self.master.is_some(),
-                ("master", CHILDREN, &[Device, Units, Slot]),
-            ),
-            (self.mode.is_some(), ("mode", CHILDREN, &[])),
-            (self.mtu.is_some(), ("mtu", INTERFACES, &[])),
-            (self.mac.is_some(), ("mac", &[MOVE, MACVLAN], &[Units])),
-            (vf.node_guid.is_some(), ("guid", &[MOVE], &[Units])),
-            (vf.vlan.is_some(), ("vlan", &[MOVE], &[])),
-            (vf.trust.is_some(), ("trust", &[MOVE], &[])),
-            (vf.spoof_check.is_some(), ("spoofchk", &[MOVE], &[])),
-            (vf.link_state.is_some(), ("link_state", &[MOVE], &[])),
-            (vf.min_tx_rate.is_some(), ("min_tx_rate", &[MOVE], &[])),
-            (vf.max_tx_rate.is_some(), ("max_tx_rate", &[MOVE], &[])),
-            (
-                self.broadcast_queue.is_some(),
-                ("bcqueuelen", &[MACVLAN], &[]),
-            ),
-            (self.pkey.is_some(), ("pkey", &[IPOIB], &[])),
-            (self.user_multicast.is_some(), ("umcast", &[IPOIB], &[])),
-            (self.link_local.is_some(), ("linkLocal", INTERFACES, &[])),
-            (self.accept_ra, ("acceptRA", INTERFACES, &[])),
-            (self.dad, ("dad", INTERFACES, &[])),
-            (self.rail.is_some(), ("rail", INTERFACES, &[Units])),
-            (self.rails.wanted.is_some(), ("rails", INTERFACES, &[])),
-            (required, ("rdma: required", TAKING, &[])),
-            (off, ("rdma: off", INTERFACES, &[])),
-            (
-                rdma_only,
-                ("attach: rdma-only", &[Attach::RdmaOnly], &[Slot]),
-            ),
-        ];
-        keys.into_iter()
-            .filter_map(|(is_set, key)| is_set.then_some(key))
-    }
+/// Keys in which 0, false and nothing in braces mean that they are not given.
+const ZERO_IS_ABSENT: [&str; 5] = ["acceptRA", "bcqueuelen", "dad", "ipam", "mtu"];
 
-    /// Refuses keys beside what decides in their place.
-    pub(super) fn agrees(&self) -> Result<(), Error> {
-        let slot = self.allocation.as_ref();
-        let slot = slot.filter(|a| matches!(a.unit, UnitId::Slot { .. }));
-        let deciders = [
-            (
-                Device,
-                self.device_key().map(str::to_owned),
-                "which names a netdev of the host to be moved",
-            ),
-            (
-                Units,
-                (self.devices == Devices::All).then(|| "devices: all".to_owned()),
-                "where each of the pod's units decides about its own interface",
-            ),
-            (
-                Slot,
-                slot.map(|slot| format!("deviceID {}", slot.text)),
-                "which is a slot and decides the netdev",
-            ),
-        ];
-        for (decider, by, why) in deciders {
-            let Some(by) = by else { continue };
-            let idle = |(_, _, beside): &Key| beside.contains(&decider);
-            if let Some((key, ..)) = self.keys().find(idle) {
-                return Err(invalid(
-                    format!("{key}: has no meaning beside {by}, {why}"),
-                    format!("leave out {key}, or {by}"),
-                ));
-            }
+const RDMA_ONLY: &str = "attach: rdma-only";
+
+/// The kinds of attachment that a key has a meaning for, and beside what it has none.
+fn row(key: &str) -> Option<(&'static [Attach], &'static [Decider])> {
+    Some(match key {
+        "device" | "hwaddr" | "kernelpath" | "pciBusID" => (&[MOVE], &[Units, Slot]),
+        "rdmaDevice" => (TAKING, &[Units, Slot]),
+        "master" => (CHILDREN, &[Device, Units, Slot]),
+        "mode" => (CHILDREN, &[]),
+        "mac" => (&[MOVE, MACVLAN], &[Units]),
+        "guid" => (&[MOVE], &[Units]),
+        "vlan" | "trust" | "spoofchk" | "link_state" | "min_tx_rate" | "max_tx_rate" => {
+            (&[MOVE], &[])
         }
-        Ok(())
-    }
+        "bcqueuelen" => (&[MACVLAN], &[]),
+        "pkey" | "umcast" => (&[IPOIB], &[]),
+        "rail" => (INTERFACES, &[Units]),
+        "mtu" | "linkLocal" | "acceptRA" | "dad" | "sourceRouting" | "ipam" | "rdma: off" => {
+            (INTERFACES, &[])
+        }
+        "rdma: required" => (TAKING, &[]),
+        RDMA_ONLY => (&[Attach::RdmaOnly], &[Slot]),
+        _ => return None,
+    })
+}
 
-    /// Refuses keys that have no meaning for the kind of attachment, or beside each other.
-    pub(super) fn fits(&self, ipam: Option<&str>) -> Result<(), Error> {
-        let attach = self.attach;
-        let ipam_key = ipam.map(|_| -> Key { ("ipam", INTERFACES, &[]) });
-        let mut given = self.keys().chain(ipam_key);
-        if let Some((key, kinds, _)) = given.find(|(_, kinds, _)| !kinds.contains(&attach)) {
+/// The keys that ask for something, those too that runtime and pod add. `by_bus` is whether pciBusID
+/// names a netdev, and is not the runtime's word for an allocation.
+pub(super) fn given(root: &Section<'_>, config: &Config, by_bus: bool) -> Vec<&'static str> {
+    let all = keys::all();
+    let asks = |(key, value): (&str, &Value)| {
+        let key = resolve(&all, key)?;
+        let is_absent = match ZERO_IS_ABSENT.contains(&key) {
+            true => keys::asks_for_nothing(value),
+            false => *value == Value::String(String::new()),
+        };
+        (!is_absent).then_some(key)
+    };
+    let derived = [
+        ("pciBusID", by_bus),
+        ("mac", config.mac.is_some()),
+        ("guid", config.vf.node_guid.is_some()),
+        ("pkey", config.pkey.is_some()),
+        ("rdma: required", config.rdma == RdmaRequirement::Required),
+        ("rdma: off", config.rdma == RdmaRequirement::Off),
+        (RDMA_ONLY, config.attach == Attach::RdmaOnly),
+    ];
+    let written = root.entries().filter_map(asks);
+    let written = written.filter(|key| derived.iter().all(|(other, _)| other != key));
+    let derived = derived.iter().filter(|(_, is_given)| *is_given);
+    written.chain(derived.map(|(key, _)| *key)).collect()
+}
+
+/// Refuses keys that have no meaning for the kind of attachment, or beside each other.
+pub(super) fn check(config: &Config, given: &[&'static str]) -> Result<(), Error> {
+    let attach = config.attach;
+    let device = given.iter().find(|key| NAMING.contains(key));
+    let units = (config.devices == Devices::All).then(|| "devices: all".to_owned());
+    let slot = config.allocation.as_ref();
+    let slot = slot.filter(|a| matches!(a.unit, UnitId::Slot { .. }));
+    let deciders = [
+        (
+            Device,
+            device.map(|key| (*key).to_owned()),
+            "which names a netdev of the host to be moved",
+        ),
+        (
+            Units,
+            units,
+            "where each of the pod's units decides about its own interface",
+        ),
+        (
+            Slot,
+            slot.map(|slot| format!("deviceID {}", slot.text)),
+            "which is a slot and decides the netdev",
+        ),
+    ];
+    let rows = || given.iter().filter_map(|key| Some((key, row(key)?)));
+    for (decider, by, why) in deciders {
+        let Some(by) = by else { continue };
+        if let Some((key, _)) = rows().find(|(_, (_, beside))| beside.contains(&decider)) {
             return Err(invalid(
-                format!("{key}: has no meaning for attach {}", attach.as_str()),
-                format!(
-                    "leave it out, or set attach to {}",
-                    one_of(kinds.iter().map(|kind| kind.as_str()))
-                ),
+                format!("{key}: has no meaning beside {by}, {why}"),
+                format!("leave out {key}, or {by}"),
             ));
         }
-        if self.accept_ra && self.rails.wanted == Some(true) {
-            return Err(invalid(
-                "acceptRA: a default route of router advertisements is not in the routing table that rails make".to_owned(),
-                "name the gateway in ipam, or set rails to false",
-            ));
+    }
+    if let Some((key, (kinds, _))) = rows().find(|(_, (kinds, _))| !kinds.contains(&attach)) {
+        return Err(invalid(
+            format!("{key}: has no meaning for attach {}", attach.as_str()),
+            format!(
+                "leave it out, or set attach to {}",
+                one_of(kinds.iter().map(|kind| kind.as_str()))
+            ),
+        ));
+    }
+    if config.accept_ra && config.source_routing.wanted == Some(true) {
+        return Err(invalid(
+            "acceptRA: a default route of router advertisements is not in the routing table that \
+             sourceRouting makes"
+                .to_owned(),
+            "name the gateway in ipam, or set sourceRouting to false",
+        ));
+    }
+    match attach {
+        MACVLAN if config.macvlan_mode()? == MacvlanMode::Passthru && config.mac.is_some() => {
+            Err(invalid(
+                "mac: a macvlan in mode passthru has its master's address".to_owned(),
+                "leave mac out, or use mode bridge",
+            ))
         }
-        match attach {
-            MACVLAN if self.macvlan_mode()? == MacvlanMode::Passthru && self.mac.is_some() => {
-                Err(invalid(
-                    "mac: a macvlan in mode passthru has its master's address".to_owned(),
-                    "leave mac out, or use mode bridge",
-                ))
-            }
-            Attach::Child(ChildKind::Ipvlan) => self.ipvlan_mode().map(drop),
-            Attach::Child(ChildKind::Ipoib) => self.ipoib_mode().map(drop),
-            _ => Ok(()),
-        }
+        IPVLAN => config.ipvlan_mode().map(drop),
+        IPOIB => config.ipoib_mode().map(drop),
+        _ => Ok(()),
     }
 }
 
@@ -157,11 +160,20 @@ fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::config::tests::read;
+
+    fn with(attach: Attach, keys: &Value) -> Result<Config, Error> {
+        let mut keys = keys.clone();
+        keys["attach"] = json!(attach.as_str());
+        read(keys)
+    }
 
     /// It is refused with what to do instead, and the message contains the word.
-    fn refuses(attach: Attach, config: &Config, ipam: Option<&str>, word: &str) {
-        let error = as_kind(attach, config).fits(ipam).unwrap_err();
+    fn refuses(attach: Attach, keys: &Value, word: &str) {
+        let error = with(attach, keys).unwrap_err();
         assert_eq!(error.code, Code::InvalidConfig);
         assert!(
             error.msg.contains(word) && !error.details.is_empty(),
@@ -169,107 +181,72 @@ mod tests {
         );
     }
 
-    fn as_kind(attach: Attach, config: &Config) -> Config {
-        Config {
-            attach,
-            ..config.clone()
-        }
-    }
-
-    fn with(change: impl Fn(&mut Config)) -> Config {
-        let mut config = Config::default();
-        change(&mut config);
-        config
-    }
-
     #[test]
     fn a_key_is_refused_for_kinds_that_it_has_no_meaning_for() {
-        let pkey = with(|c| c.pkey = Some(0x8001));
-        let umcast = with(|c| c.user_multicast = Some(true));
-        let queue = with(|c| c.broadcast_queue = Some(9));
-        let mode = with(|c| c.mode = Some("bridge".into()));
-        let mac = with(|c| c.mac = "02:00:00:00:00:01".parse().ok());
-        let device = with(|c| c.device = Some(Target::Name("eth2".into())));
-        let rdma_device = with(|c| c.device = Some(Target::RdmaDevice("mlx5_0".into())));
-        for (config, key, refused, fits) in [
+        for (key, value, refused, fits) in [
             (
-                &pkey,
                 "pkey",
-                &[MACVLAN, Attach::Move, Attach::RdmaOnly][..],
+                json!("0x8001"),
+                &[MACVLAN, MOVE, Attach::RdmaOnly][..],
                 IPOIB,
             ),
-            (&umcast, "umcast", &[MACVLAN, IPVLAN, Attach::Move], IPOIB),
-            (&queue, "bcqueuelen", &[IPVLAN, Attach::RdmaOnly], MACVLAN),
-            (&mode, "mode", &[Attach::Move, Attach::RdmaOnly], MACVLAN),
+            ("umcast", json!(true), &[MACVLAN, IPVLAN, MOVE], IPOIB),
+            ("bcqueuelen", json!(9), &[IPVLAN, Attach::RdmaOnly], MACVLAN),
+            ("mode", json!("bridge"), &[MOVE, Attach::RdmaOnly], MACVLAN),
             (
-                &mac,
                 "mac",
+                json!("02:00:00:00:00:01"),
                 &[IPVLAN, IPOIB, Attach::RdmaOnly],
-                Attach::Move,
+                MOVE,
             ),
-            (&device, "device", CHILDREN, Attach::Move),
-            (&device, "device", &[Attach::RdmaOnly], Attach::Move),
-            (&rdma_device, "rdmaDevice", CHILDREN, Attach::RdmaOnly),
+            ("device", json!("eth2"), CHILDREN, MOVE),
+            ("device", json!("eth2"), &[Attach::RdmaOnly], MOVE),
+            ("pciBusID", json!("0000:3b:00.0"), &[], MOVE),
+            ("rdmaDevice", json!("mlx5_0"), CHILDREN, Attach::RdmaOnly),
+            ("vlan", json!(0), CHILDREN, MOVE),
+            ("mtu", json!(1500), &[Attach::RdmaOnly], MOVE),
+            ("acceptRA", json!(true), &[Attach::RdmaOnly], MOVE),
+            ("sourceRouting", json!(false), &[Attach::RdmaOnly], MOVE),
+            ("ipam", json!({"type": "static"}), &[Attach::RdmaOnly], MOVE),
         ] {
             for attach in refused {
-                refuses(*attach, config, None, key);
+                refuses(*attach, &json!({ key: value }), key);
             }
-            as_kind(fits, config).fits(None).unwrap();
+            with(fits, &json!({ key: value })).unwrap();
         }
-        for (config, key) in [
-            (with(|c| c.mtu = Some(1500)), "mtu"),
-            (with(|c| c.accept_ra = true), "acceptRA"),
-            (with(|c| c.rails.wanted = Some(false)), "rails"),
-        ] {
-            refuses(Attach::RdmaOnly, &config, None, key);
-        }
-        refuses(Attach::RdmaOnly, &Config::default(), Some("static"), "ipam");
+        let nothing = json!({"mtu": 0, "acceptRA": false, "dad": false, "ipam": {}, "mode": ""});
+        with(Attach::RdmaOnly, &nothing).unwrap();
     }
 
     #[test]
     fn a_slot_and_a_link_together_are_refused_by_name() {
-        let unit: UnitId = "slot_3e71787e_0".parse().unwrap();
-        let slot = with(|c| {
-            c.allocation = Some(crate::config::Allocation {
-                unit: unit.clone(),
-                text: "slot_3e71787e_0".into(),
-            });
-        });
-        slot.agrees().unwrap();
-        let with_link = |change: &dyn Fn(&mut Config)| {
-            let mut config = slot.clone();
-            change(&mut config);
-            config
-        };
-        let device = Target::Name("eth1".into());
-        for (config, named) in [
-            (with_link(&|c| c.master = Some("eth1".into())), "master"),
-            (with_link(&|c| c.device = Some(device.clone())), "device"),
-            (with_link(&|c| c.attach = Attach::RdmaOnly), "rdma-only"),
+        let slot = "slot_3e71787e_0";
+        with(MOVE, &json!({ "deviceID": slot })).unwrap();
+        for (attach, keys, named) in [
+            (MACVLAN, json!({"master": "eth1"}), "master"),
+            (MOVE, json!({"device": "eth1"}), "device"),
+            (Attach::RdmaOnly, json!({}), "rdma-only"),
         ] {
-            let error = config.agrees().unwrap_err();
+            let mut keys = keys;
+            keys["deviceID"] = json!(slot);
+            let error = with(attach, &keys).unwrap_err();
             assert_eq!(error.code, Code::InvalidConfig);
-            let both = error.msg.contains(named) && error.msg.contains("slot_3e71787e_0");
+            let both = error.msg.contains(named) && error.msg.contains(slot);
             assert!(both, "{error}");
         }
     }
 
     #[test]
     fn a_macvlan_in_mode_passthru_has_no_mac_of_its_own() {
-        let passthru = with(|c| c.mode = Some("passthru".into()));
-        as_kind(MACVLAN, &passthru).fits(None).unwrap();
-        let with_mac = Config {
-            mac: "02:00:00:00:00:01".parse().ok(),
-            ..passthru
-        };
-        refuses(MACVLAN, &with_mac, None, "passthru");
+        with(MACVLAN, &json!({"mode": "passthru"})).unwrap();
+        let with_mac = json!({"mode": "passthru", "mac": "02:00:00:00:00:01"});
+        refuses(MACVLAN, &with_mac, "passthru");
     }
 
     #[test]
-    fn router_advertisements_and_rails_exclude_each_other() {
-        let mut config = with(|c| c.accept_ra = true);
-        config.fits(None).unwrap();
-        config.rails.wanted = Some(true);
-        refuses(MACVLAN, &config, None, "acceptRA");
+    fn router_advertisements_and_source_routing_exclude_each_other() {
+        with(MACVLAN, &json!({"acceptRA": true})).unwrap();
+        let both = json!({"acceptRA": true, "sourceRouting": true});
+        refuses(MACVLAN, &both, "acceptRA");
     }
 }

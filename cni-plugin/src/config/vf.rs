@@ -127,7 +127,10 @@ mod tests {
     use super::*;
 
     fn read(keys: Value) -> Result<VfSettings, Error> {
-        super::read(&Section::root(keys.as_object().unwrap()), None)
+        super::read(
+            &Section::root(&cni_wire::json::parse(keys.to_string()).unwrap()),
+            None,
+        )
     }
 
     #[test]
@@ -190,7 +193,7 @@ mod tests {
         let all = json!({"vlan": 100, "vlanQoS": 1, "vlanProto": "802.1ad", "trust": "off",
             "spoofchk": "on", "link_state": "auto", "min_tx_rate": 0, "max_tx_rate": 0});
         let settings = super::read(
-            &Section::root(all.as_object().unwrap()),
+            &Section::root(&cni_wire::json::parse(all.to_string()).unwrap()),
             Some(Guid(0x0200_0000_0000_0008)),
         );
         let settings = settings.unwrap();

@@ -425,9 +425,7 @@ mod tests {
     #[test]
     fn names_are_different_and_names_of_interfaces() {
         let of = |pattern: &str, nics: &[(u32, &str)]| {
-            let request = serde_json::json!({"devices": "all", "names": pattern});
-            let root = cni_wire::Section::root(request.as_object().unwrap());
-            let (_, pattern) = crate::config::devices_of(&root).unwrap();
+            let pattern = crate::config::Names::try_from(pattern.to_owned()).unwrap();
             names(
                 &pattern,
                 "net1",

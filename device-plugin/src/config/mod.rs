@@ -152,7 +152,7 @@ fn format_of(text: &str) -> Result<(Format, Option<json::Value>), Problems> {
             };
         }
     };
-    let fields = document.fields("").map_err(Problems::one)?;
+    let fields = document.fields();
     let has = |key: &str| {
         fields
             .iter()

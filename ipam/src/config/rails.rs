@@ -8,7 +8,7 @@ use super::{
     refuse_unknown,
 };
 use crate::range::Range;
-use cni_wire::{Code, Error, Section};
+use cni_wire::{Code, Error, Section, json::Value};
 use node::policy::{MAX_RAIL, Profile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ pub(super) fn read(
 ) -> Result<BTreeMap<u32, Vec<RailRange>>, Error> {
     let mut rails = BTreeMap::new();
     // A list is what host-local has under this name.
-    if ipam.value("ranges").is_some_and(|value| value.is_array()) {
+    if let Some(Value::Array(_)) = ipam.value("ranges") {
         return Err(ipam
             .wrong("ranges", "is a list, expected an object")
             .with_details(
@@ -76,19 +76,19 @@ pub(super) fn read(
 
 /// A rail has one range or a list of them.
 fn of_rail<'a>(section: &Section<'a>, key: &str) -> Result<Vec<Section<'a>>, Error> {
-    match section.value(key).is_some_and(serde_json::Value::is_array) {
-        true => section.sections(key),
-        false => Ok(vec![section.section(key)?]),
+    match section.value(key) {
+        Some(Value::Array(_)) => section.sections(key),
+        _ => Ok(vec![section.section(key)?]),
     }
 }
 
 fn one(section: &Section<'_>, reserved: &[IpAddr], profile: Profile) -> Result<RailRange, Error> {
     let known = [&RANGE_KEYS[..], &["gateway"]].concat();
     refuse_unknown(section, &known)?;
-    let text: &str = section.require("range")?;
+    let text: String = section.require("range")?;
     let gateway = gateway(section, profile)?;
     let reserved: Vec<IpAddr> = reserved.iter().copied().chain(gateway).collect();
-    let range = one_range(section, text, &reserved, profile)?;
+    let range = one_range(section, &text, &reserved, profile)?;
     if let Some(gateway) = gateway.filter(|gateway| gateway.is_ipv4() != range.subnet().is_ipv4()) {
         let rule = format!(
             "{gateway} is of another family than its range {}",

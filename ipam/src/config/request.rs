@@ -58,9 +58,9 @@ fn list(
     source: Source,
     profile: Profile,
 ) -> Result<Vec<(range::IpAddrWithLength, Source)>, Error> {
-    section
-        .texts("ips")?
-        .into_iter()
+    let texts: Vec<String> = section.get("ips")?.unwrap_or_default();
+    texts
+        .iter()
         .map(|text| {
             with_length(text, profile)
                 .map(|ip| (ip, source))

@@ -3,10 +3,10 @@
 
 use super::Plugin;
 use crate::config::Config;
+use cni_wire::json::{self, Value};
 use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section};
 use ipnetwork::IpNetwork;
 use node::policy::{StoreKind, StorePolicy};
-use serde_json::{Map, Value};
 
 /// Where whereabouts keeps its flat file, first hit wins. The NetworkAttachmentDefinition's
 /// `configuration_path` is not among them: it may be written by a namespace's user.
@@ -102,7 +102,7 @@ impl Plugin {
     }
 
     /// whereabouts' flat file, when it was called by that name.
-    fn flat_file(&self, request: &Request) -> Result<Option<Map<String, Value>>, Error> {
+    fn flat_file(&self, request: &Request) -> Result<Option<Value>, Error> {
         if request.config.ipam_type()? != Some("whereabouts") {
             return Ok(None);
         }
@@ -119,9 +119,11 @@ impl Plugin {
             };
             match std::fs::read(&path) {
                 Ok(text) => {
-                    return serde_json::from_slice(&text)
-                        .map(Some)
-                        .map_err(|e| failed(&e));
+                    return match json::parse(&text) {
+                        Ok(object @ Value::Object(_)) => Ok(Some(object)),
+                        Ok(_) => Err(failed(&"is not a JSON object")),
+                        Err(error) => Err(failed(&error)),
+                    };
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(failed(&error)),

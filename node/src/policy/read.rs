@@ -48,8 +48,7 @@ pub(super) fn salvage(text: &[u8]) -> Policy {
 }
 
 pub(super) fn has_key(key: &str) -> bool {
-    let document = Value::Object(vec![(key.to_owned(), Value::Null)]);
-    !matches!(decode(document), Err(json::Error::UnknownKey { .. }))
+    json::keys_of::<Policy>().contains(&key)
 }
 
 fn decode(mut document: Value) -> Result<Policy, json::Error> {
@@ -314,7 +313,7 @@ pub(super) fn partition_names<'de, D: Deserializer<'de>>(
 ) -> Result<BTreeMap<String, u16>, D::Error> {
     let partitions = BTreeMap::<String, Partition>::deserialize(from)?;
     let named = |(name, Partition(key)): (String, Partition)| {
-        if name.is_empty() || partition_key(&name.as_str().into()).is_some() {
+        if name.is_empty() || partition_key(&Value::String(name.clone())).is_some() {
             let rule = format!("the name {name:?} must not be a hexadecimal number itself");
             return Err(D::Error::custom(rule));
         }

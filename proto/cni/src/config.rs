@@ -1,16 +1,13 @@
 //! The network configuration on stdin, and the whole request.
 
-use std::{collections::BTreeSet, fmt};
-
-use serde::{
-    Deserialize, Deserializer,
-    de::{MapAccess, Visitor},
-};
-use serde_json::{Map, Value, value::RawValue};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::{
     AttachmentId, CniResult, Code, Command, ContainerId, Dns, Environment, Error, IfName, Section,
-    Version, env::is_identifier,
+    Version,
+    env::is_identifier,
+    json::{Members, Value},
 };
 
 /// The longest configuration that is read. A GC names every container of the network, which
@@ -26,9 +23,7 @@ pub struct NetworkConfig {
     pub name: String,
     /// `type`: the file name under which this plugin was called; may be empty.
     pub kind: String,
-    object: Map<String, Value>,
-    /// A key that is there more than once.
-    repeated: Option<String>,
+    object: Value,
     raw: Vec<u8>,
 }
 
@@ -39,7 +34,7 @@ impl NetworkConfig {
     /// Code 6 when it is not a JSON object or its version is none, code 1 for a version that
     /// is not supported, code 7 for a wrong name or a wrong type of a shared key.
     pub fn parse(raw: &[u8]) -> Result<Self, Error> {
-        Self::read(raw, Err)
+        Self::of(object(raw, Err)?, raw)
     }
 
     /// Reads a configuration for DEL and GC, without the keys whose values cannot be read. ADD
@@ -48,76 +43,28 @@ impl NetworkConfig {
     /// # Errors
     /// As [`NetworkConfig::parse`], of what is left.
     pub fn parse_for_release(raw: &[u8]) -> Result<Self, Error> {
-        // serde_json reads no value that is nested deeper than 128, but passes over any.
-        Self::read(raw, |_| Ok(()))
+        Self::of(object(raw, |_| Ok(()))?, raw)
     }
 
-    fn read(
-        raw: &[u8],
-        unreadable: impl Fn(serde_json::Error) -> Result<(), serde_json::Error>,
-    ) -> Result<Self, Error> {
-        if raw.iter().all(u8::is_ascii_whitespace) {
-            return Err(
-                Error::new(Code::Decode, "network configuration on stdin is empty")
-                    .with_details("the runtime passes the configuration as JSON on stdin"),
-            );
-        }
-        let read = || {
-            let Keys(members) = serde_json::from_slice(raw)?;
-            let repeated = repeated(&members);
-            let mut object = Map::new();
-            for (key, value) in members {
-                match serde_json::from_str(value.get()) {
-                    Ok(value) => drop(object.insert(key, value)),
-                    Err(e) => unreadable(e)?,
-                }
-            }
-            Ok((object, repeated))
-        };
-        let (object, repeated) = read().map_err(|e: serde_json::Error| {
-            let why = match e.is_data() {
-                true => "is not a JSON object".to_owned(),
-                false => format!("is not JSON: {e}"),
-            };
-            Error::new(
-                Code::Decode,
-                format!("network configuration on stdin {why}"),
-            )
-        })?;
-        Ok(NetworkConfig {
-            repeated,
-            ..Self::of(object, raw)?
-        })
-    }
-
-    fn of(object: Map<String, Value>, raw: &[u8]) -> Result<Self, Error> {
+    fn of(object: Value, raw: &[u8]) -> Result<Self, Error> {
         let root = Section::root(&object);
         let version = Version::parse(root.text("cniVersion")?.unwrap_or_default())?;
-        let name = match root.text("name")? {
-            None => {
-                return Err(Error::new(
-                    Code::InvalidConfig,
-                    "name of the network is missing",
-                ));
-            }
-            Some(name) if is_identifier(name) => name.to_owned(),
-            Some(name) => {
-                return Err(Error::new(
-                    Code::InvalidConfig,
-                    format!("name {name:?} is not a network name"),
-                )
+        let name: String = root
+            .require("name")
+            .map_err(|e| e.with_details("name the network"))?;
+        if !is_identifier(&name) {
+            return Err(root
+                .wrong("name", format_args!("{name:?} is not a network name"))
                 .with_details(
                     "it starts with a letter or digit and has letters, digits, '_', '.', '-'",
                 ));
-            }
-        };
+        }
         let kind = root.text("type")?.unwrap_or_default().to_owned();
         Ok(NetworkConfig {
             version,
             name,
             kind,
             object,
-            repeated: None,
             raw: raw.to_vec(),
         })
     }
@@ -125,17 +72,11 @@ impl NetworkConfig {
     /// The version of a configuration that may be wrong in every other way, for the error
     /// about it; the newest where there is none to be read.
     pub fn version_of(raw: &[u8]) -> Version {
-        serde_json::from_slice::<Keys<'_>>(raw)
-            .ok()
-            .and_then(|Keys(members)| {
-                let mut versions = members.iter().rev();
-                let text: Option<String> = match versions.find(|(key, _)| key == "cniVersion") {
-                    Some((_, value)) => serde_json::from_str(value.get()).ok()?,
-                    None => None,
-                };
-                Version::parse(&text.unwrap_or_default()).ok()
-            })
-            .unwrap_or(Version::NEWEST)
+        let read = object(raw, |_| Ok(())).and_then(|object| {
+            let root = Section::root(&object);
+            Version::parse(root.text("cniVersion")?.unwrap_or_default())
+        });
+        read.unwrap_or(Version::NEWEST)
     }
 
     /// The bytes as they were read, for a delegate.
@@ -176,12 +117,17 @@ impl NetworkConfig {
 
     /// Refuses a configuration that has a key twice, or in two cases of letters: readers differ in
     /// which one they take, so whoever checked the network may have seen another value. The same for
-    /// `ipam.type`: the program that is executed reads the document itself.
+    /// `ipam`: the program that is executed reads the document itself.
     ///
     /// # Errors
     /// Code 7 naming the key.
     pub fn has_each_key_once(&self) -> Result<(), Error> {
-        match &self.repeated {
+        let of_ipam = || {
+            let key = self.root().value("ipam")?.repeated_key()?;
+            Some(format!("ipam.{key}"))
+        };
+        let key = self.object.repeated_key().map(str::to_owned);
+        match key.or_else(of_ipam) {
             None => Ok(()),
             Some(key) => Err(Error::new(
                 Code::InvalidConfig,
@@ -236,75 +182,66 @@ impl NetworkConfig {
     /// # Errors
     /// Code 7 naming the element that is no attachment.
     pub fn valid_attachments(&self) -> Result<Option<Vec<AttachmentId>>, Error> {
+        #[derive(Deserialize)]
+        struct Valid {
+            #[serde(rename = "containerID")]
+            container_id: String,
+            ifname: String,
+        }
         let root = self.root();
-        let Some(key) = ["cni.dev/valid-attachments", "cni.dev/attachments"]
-            .into_iter()
-            .find(|key| root.value(key).is_some())
-        else {
+        let keys = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+        let Some(key) = keys.into_iter().find(|key| root.value(key).is_some()) else {
             return Ok(None);
+        };
+        let read = |element: &Section<'_>| {
+            let valid: Valid = element.decode()?;
+            let container_id = ContainerId::parse(&valid.container_id);
+            let ifname = IfName::parse(&valid.ifname);
+            Ok(AttachmentId {
+                container_id: container_id.map_err(|e| element.wrong("containerID", e.msg))?,
+                ifname: ifname.map_err(|reason| element.wrong("ifname", reason))?,
+            })
         };
         root.sections(key)?
             .iter()
-            .map(|attachment| {
-                let invalid = |e: Error| Error {
-                    code: Code::InvalidConfig,
-                    ..e
-                };
-                Ok(AttachmentId {
-                    container_id: ContainerId::parse(attachment.require("containerID")?)
-                        .map_err(|e| invalid(e).context(attachment.path()))?,
-                    ifname: IfName::parse(attachment.require("ifname")?)
-                        .map_err(|reason| attachment.wrong("ifname", reason))?,
-                })
-            })
+            .map(read)
             .collect::<Result<_, _>>()
             .map(Some)
     }
 }
 
-/// The first key of a configuration, or `ipam.type`, that is there more than once.
-fn repeated(root: &[(String, &RawValue)]) -> Option<String> {
-    let mut seen = BTreeSet::new();
-    let twice = root
-        .iter()
-        .find(|(key, _)| !seen.insert(key.to_ascii_lowercase()));
-    if let Some((key, _)) = twice {
-        return Some(key.clone());
+/// The members of a configuration, of which each is a document of its own: serde_json reads no value
+/// that is nested deeper than 128, but passes over any.
+fn object(
+    raw: &[u8],
+    unreadable: impl Fn(serde_json::Error) -> Result<(), serde_json::Error>,
+) -> Result<Value, Error> {
+    if raw.iter().all(u8::is_ascii_whitespace) {
+        let empty = "network configuration on stdin is empty";
+        return Err(Error::new(Code::Decode, empty)
+            .with_details("the runtime passes the configuration as JSON on stdin"));
     }
-    let (_, ipam) = root
-        .iter()
-        .find(|(key, _)| key.eq_ignore_ascii_case("ipam"))?;
-    // Of another kind, it is refused where it is read.
-    let Keys(keys) = serde_json::from_str(ipam.get()).ok()?;
-    let types = keys
-        .iter()
-        .filter(|(key, _)| key.eq_ignore_ascii_case("type"));
-    (types.count() > 1).then(|| "ipam.type".to_owned())
-}
-
-/// The members of a JSON object as they are written, repeated ones too.
-struct Keys<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Keys<'a> {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
-            type Value = Keys<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Keys(members))
+    let read = || {
+        let Members(members) = serde_json::from_slice::<Members<&RawValue>>(raw)?;
+        let mut fields = Vec::with_capacity(members.len());
+        for (key, value) in members {
+            match serde_json::from_str(value.get()) {
+                Ok(value) => fields.push((key, value)),
+                Err(e) => unreadable(e)?,
             }
         }
-        from.deserialize_map(Members)
-    }
+        Ok(Value::Object(fields))
+    };
+    read().map_err(|e: serde_json::Error| {
+        let why = match e.is_data() {
+            true => "is not a JSON object".to_owned(),
+            false => format!("is not JSON: {e}"),
+        };
+        Error::new(
+            Code::Decode,
+            format!("network configuration on stdin {why}"),
+        )
+    })
 }
 
 /// One call by the runtime: environment and configuration.
@@ -453,17 +390,18 @@ mod tests {
     }
 
     #[test]
-    fn an_ipam_that_is_named_twice_is_refused() {
+    fn a_key_that_is_there_twice_is_refused() {
         for (ipam, once) in [
             (r#""ipam":{"type":"a"}"#, true),
             (r#""dns":{}"#, true),
             (r#""ipam":null"#, true),
-            (r#""ipam":{"type":"a","range":1,"range":2}"#, true),
+            (r#""ipam":{"type":"a","range":1,"range":2}"#, false),
             (r#""ipam":{"type":"a","type":"b"}"#, false),
             (r#""ipam":{"type":"a","TYPE":"a"}"#, false),
             (r#""ipam":{"type":"a","ty\u0070e":"b"}"#, false),
             (r#""ipam":{"type":"a"},"ipam":{"type":"b"}"#, false),
             (r#""IPAM":{"type":"a"},"ipam":{}"#, false),
+            (r#""master":"a","ma\u017fter":"b""#, false),
         ] {
             let config = parse(&format!(r#"{{"cniVersion":"1.0.0","name":"a",{ipam}}}"#)).unwrap();
             assert_eq!(config.has_each_key_once().is_ok(), once, "{ipam}");

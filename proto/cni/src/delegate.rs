@@ -22,10 +22,9 @@ use nix::{
     sys::memfd::{MFdFlags, memfd_create},
 };
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::{
-    CniResult, Code, Command, Error, Request,
+    CniResult, Code, Command, Error, Request, json,
     text::{bounded, printable},
 };
 
@@ -99,7 +98,7 @@ impl Delegate {
     /// Asks for addresses.
     pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let answer = self.start(Command::Add, request)??;
-        let value: Value = serde_json::from_slice(&answer).map_err(|e| {
+        let value = json::parse(&answer).map_err(|e| {
             let what = format!("{} answered ADD with no JSON document: {e}", self.name);
             Error::new(Code::Decode, what).with_details(excerpt(&answer))
         })?;

@@ -1,16 +1,18 @@
-//! Reads configuration files in JSON into types: as Go's decoder does, for what other CNI plugins answer and for files of the RDMA shared
-//! and the SR-IOV device plugin, or strictly, for the node's policy.
+//! Reads JSON into types. One decoder, three readings.
 //!
-//! Those plugins are Go programs, and files that work today lean on what Go's decoder forgives: keys
-//! match without regard to case, `null` is the zero value, a key that appears twice is decoded
-//! twice into the same place (so the later scalar or list wins and objects merge), unknown keys are
-//! ignored. A strict serde derive would refuse such files. What Go refuses (a string where a
-//! number belongs, `1e3` for an integer, text after the document) is refused here too.
+//! *Go*: what other CNI plugins answer, and files of the RDMA shared and the SR-IOV device plugin. Those
+//! are Go programs, and files that work today lean on what Go's decoder forgives: keys match without
+//! regard to case, `null` is the zero value, a key that appears twice is decoded twice into the same
+//! place (so the later scalar or list wins and objects merge), unknown keys are ignored. What Go refuses
+//! (a string where a number belongs, `1e3` for an integer, text after the document) is refused here too.
+//! A misspelt selector silently widens a pool, so an unknown key can be reported with the nearest one.
 //!
-//! Unknown keys are the one thing treated better than in Go: they are still ignored, but reported
-//! with the nearest known key, because a misspelt selector silently widens a pool. The strict reading
-//! refuses them, and repeated keys and `null`.
+//! *Network*: keys of a network, which a runtime in Go passes on: without regard to case, and `null` and
+//! an empty text are absent. Unknown and repeated keys are errors.
+//!
+//! *Strict*: the node's policy. Unknown and repeated keys, another case and `null` are errors.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,7 +22,7 @@ use serde::de::{
     MapAccess, SeqAccess, Visitor,
 };
 
-use crate::{section::same_key, spelling::nearest};
+use crate::{Code, spelling::nearest};
 
 /// A JSON value with its keys in file order and duplicates kept.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +33,7 @@ pub enum Value {
     Bool(bool),
     /// A number, kept as written until somebody asks for a type.
     Number(serde_json::Number),
-    /// A text.
+    /// A string.
     String(String),
     /// A list.
     Array(Vec<Value>),
@@ -45,23 +47,18 @@ pub enum Error {
     /// The text is not one JSON document.
     #[error("not valid JSON: {0}")]
     Syntax(#[source] serde_json::Error),
-    /// A value that its key cannot have.
-    #[error("{}{rule}{}", before(path, ": "), after(", found ", found))]
-    Value {
-        /// Which value, as in `configList[0].selectors`.
-        path: String,
-        /// What it must be.
-        rule: String,
-        /// What it is; empty if the rule says that.
-        found: String,
-    },
-    /// A key that its object does not have. Only strict reading refuses it.
-    #[error("unknown key {path:?}; {hint}")]
+    /// A value that its key cannot have: where, what it must be, and what it is.
+    #[error("{0}")]
+    Value(String),
+    /// A key that its object does not have.
+    #[error("unknown key {path:?}; {}", hint(key, known))]
     UnknownKey {
         /// Where it is, with its name.
         path: String,
-        /// What may have been meant.
-        hint: String,
+        /// Its name.
+        key: String,
+        /// The keys that the object can have.
+        known: &'static [&'static str],
     },
     /// What the type that is read says of a value, until its path is known.
     #[error("{0}")]
@@ -71,32 +68,9 @@ pub enum Error {
     Missing(&'static str),
 }
 
-fn before(text: &str, separator: &str) -> String {
-    match text {
-        "" => String::new(),
-        text => format!("{text}{separator}"),
-    }
-}
-
-fn after(separator: &str, text: &str) -> String {
-    match text {
-        "" => String::new(),
-        text => format!("{separator}{text}"),
-    }
-}
-
-impl Error {
-    /// With the path of the value that it is about.
-    fn at(self, path: String, found: String) -> Self {
-        match self {
-            Error::Rule(rule) => Error::Value { path, rule, found },
-            Error::Missing(key) => Error::Value {
-                path: before(&path, ".") + key,
-                rule: "is missing".to_owned(),
-                found: String::new(),
-            },
-            placed => placed,
-        }
+impl From<Error> for crate::Error {
+    fn from(error: Error) -> Self {
+        crate::Error::new(Code::InvalidConfig, error.to_string())
     }
 }
 
@@ -107,7 +81,7 @@ pub fn parse(text: impl AsRef<[u8]>) -> Result<Value, Error> {
 
 impl Value {
     /// What the value is, for messages: `the string "x"`, `the number 3`, `a list`.
-    fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             Value::Null => "null".into(),
             Value::Bool(value) => format!("{value}"),
@@ -123,14 +97,6 @@ impl Value {
         }
     }
 
-    fn mismatch(&self, path: &str, expected: &str) -> Error {
-        Error::Value {
-            path: path.into(),
-            rule: format!("expected {expected}"),
-            found: self.describe(),
-        }
-    }
-
     /// The value of a key, if this is an object that has it.
     pub fn get_mut(&mut self, key: &str) -> Option<&mut Value> {
         match self {
@@ -139,65 +105,56 @@ impl Value {
         }
     }
 
-    /// The keys of an object; of `null` none.
-    pub fn fields(&self, path: &str) -> Result<&[(String, Value)], Error> {
+    /// The fields of an object; none of another value.
+    pub fn fields(&self) -> &[(String, Value)] {
         match self {
-            Value::Null => Ok(&[]),
-            Value::Object(fields) => Ok(fields),
-            other => Err(other.mismatch(path, "an object")),
+            Value::Object(fields) => fields,
+            _ => &[],
         }
     }
 
-    /// The elements of a list; of `null` none.
-    pub fn elements(&self, path: &str) -> Result<&[Value], Error> {
-        match self {
-            Value::Null => Ok(&[]),
-            Value::Array(elements) => Ok(elements),
-            other => Err(other.mismatch(path, "a list")),
-        }
+    /// The first key of an object that it has twice, also in two cases of letters: readers differ in
+    /// which one they take.
+    pub fn repeated_key(&self) -> Option<&str> {
+        let mut seen = std::collections::BTreeSet::new();
+        let mut keys = self.fields().iter().map(|(key, _)| key.as_str());
+        keys.find(|key| !seen.insert(key.chars().map(fold).collect::<String>()))
     }
 
-    /// A string; `null` is the empty one.
-    pub fn string(&self, path: &str) -> Result<String, Error> {
+    /// Go takes no fraction and no exponent for an `int`.
+    fn integer(&self) -> Option<i64> {
         match self {
-            Value::Null => Ok(String::new()),
-            Value::String(value) => Ok(value.clone()),
-            other => Err(other.mismatch(path, "a string")),
-        }
-    }
-
-    /// An integer, or `None` for `null`. Go takes no fraction and no exponent for an `int`.
-    pub fn integer(&self, path: &str) -> Result<Option<i64>, Error> {
-        match self {
-            Value::Null => Ok(None),
+            Value::Null => Some(0),
             Value::Number(value) => value
                 .as_i64()
                 // Go reads -0 as an integer; serde_json has it as a float.
-                .or_else(|| (value.as_f64()?.to_bits() == (-0.0_f64).to_bits()).then_some(0))
-                .map(Some)
-                .ok_or_else(|| self.mismatch(path, "an integer of at most 64 bits")),
-            other => Err(other.mismatch(path, "an integer")),
+                .or_else(|| (value.as_f64()?.to_bits() == (-0.0_f64).to_bits()).then_some(0)),
+            _ => None,
         }
     }
+}
 
-    /// A boolean; `null` is false.
-    pub fn boolean(&self, path: &str) -> Result<bool, Error> {
-        match self {
-            Value::Null => Ok(false),
-            Value::Bool(value) => Ok(*value),
-            other => Err(other.mismatch(path, "true or false")),
-        }
+/// Whether a key as written means a known key, by the rule of Go's `encoding/json`: ASCII
+/// letters without case, and the two letters beyond ASCII that fold into it.
+#[must_use]
+pub fn same_key(written: &str, known: &str) -> bool {
+    written == known || written.chars().map(fold).eq(known.chars().map(fold))
+}
+
+fn fold(letter: char) -> char {
+    match letter {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        other => other.to_ascii_lowercase(),
     }
 }
 
 /// Finds which of `known` a key of the file means: the exact one first, else one that Go takes for
 /// the same.
 pub fn resolve<'k>(known: &[&'k str], key: &str) -> Option<&'k str> {
-    known
-        .iter()
-        .find(|candidate| **candidate == key)
-        .or_else(|| known.iter().find(|candidate| same_key(key, candidate)))
-        .copied()
+    let exact = known.iter().find(|candidate| **candidate == key);
+    let meant = exact.or_else(|| known.iter().find(|candidate| same_key(key, candidate)));
+    meant.copied()
 }
 
 /// The known key that an unknown one was probably meant to be, else all of them.
@@ -208,14 +165,8 @@ fn hint(key: &str, known: &[&str]) -> String {
     }
 }
 
-/// The warning for a key that no peer knows, with the nearest known one if it is near.
-pub fn unknown_key(path: &str, key: &str, known: &[&str]) -> String {
-    let at = after(" in ", path);
-    format!("unknown key {key:?}{at} is ignored; {}", hint(key, known))
-}
-
-/// Decodes a document, or one value of it at `path`, into a type whose keys all have defaults. `unknown`
-/// gets a sentence for each key that the type does not have.
+/// Reads a document, or one value of it at `path`, as Go does. `unknown` gets a sentence for each key
+/// that the type does not have.
 ///
 /// # Errors
 /// The first value of another type than its key asks for.
@@ -224,138 +175,191 @@ pub fn decode<T: DeserializeOwned>(
     path: &str,
     unknown: &mut Vec<String>,
 ) -> Result<T, Error> {
-    let decoder = Decoder {
-        value: value.clone(),
-        path: path.to_owned(),
-        reading: Reading::Go(&RefCell::new(unknown)),
-    };
-    decoder.read(PhantomData)
+    let warnings = RefCell::new(std::mem::take(unknown));
+    let read = read(value, path, Reading::Go(Some(&warnings)));
+    *unknown = warnings.into_inner();
+    read
 }
 
-/// Decodes a document into a type that says everything that may be in it.
+/// Reads a document strictly.
 ///
 /// # Errors
 /// The first key or value that the type does not have, or that is there twice.
 pub fn decode_strictly<T: DeserializeOwned>(value: &Value) -> Result<T, Error> {
+    read(value, "", Reading::Strict)
+}
+
+/// The keys of a type, as its `Deserialize` is derived.
+#[must_use]
+pub fn keys_of<T: DeserializeOwned>() -> &'static [&'static str] {
+    let unknown = Value::Object(vec![(String::new(), Value::Null)]);
+    match decode_strictly::<T>(&unknown) {
+        Err(Error::UnknownKey { known, .. }) => known,
+        _ => &[],
+    }
+}
+
+pub(crate) fn read<T: DeserializeOwned>(
+    value: &Value,
+    path: &str,
+    reading: Reading<'_>,
+) -> Result<T, Error> {
     let decoder = Decoder {
-        value: value.clone(),
-        path: String::new(),
-        reading: Reading::Strict,
+        value,
+        path: Path::Root(path),
+        reading,
     };
     decoder.read(PhantomData)
 }
 
 #[derive(Clone, Copy)]
-enum Reading<'u> {
-    /// With warnings about unknown keys.
-    Go(&'u RefCell<&'u mut Vec<String>>),
+pub(crate) enum Reading<'d> {
+    /// With a list for warnings about unknown keys.
+    Go(Option<&'d RefCell<Vec<String>>>),
+    Network,
     Strict,
 }
 
-struct Decoder<'u> {
-    value: Value,
-    path: String,
-    reading: Reading<'u>,
+/// Where a value is; a text is made of it only for a message.
+#[derive(Clone, Copy)]
+enum Path<'d> {
+    Root(&'d str),
+    Key(&'d Path<'d>, &'d str),
+    Index(&'d Path<'d>, usize),
 }
 
-impl<'u> Decoder<'u> {
-    fn below(&self, value: Value, path: String) -> Self {
-        Decoder {
-            value,
-            path,
-            reading: self.reading,
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Path::Root(path) => f.write_str(path),
+            Path::Key(Path::Root(""), key) => f.write_str(key),
+            Path::Key(object, key) => write!(f, "{object}.{key}"),
+            Path::Index(list, index) => write!(f, "{list}[{index}]"),
         }
     }
+}
 
-    fn field(&self, key: &str, value: Value) -> Self {
-        self.below(value, before(&self.path, ".") + key)
-    }
+struct Decoder<'d> {
+    value: &'d Value,
+    path: Path<'d>,
+    reading: Reading<'d>,
+}
 
-    fn read<'de, S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, Error> {
-        if let (Reading::Strict, Value::Null) = (self.reading, &self.value) {
-            return Err(self.value.mismatch(&self.path, "a value"));
-        }
-        // An object is not repeated in a message about it.
-        let found = match &self.value {
-            Value::Object(_) => String::new(),
-            value => value.describe(),
+type Field<'d> = (&'d str, Cow<'d, Value>);
+
+impl<'d> Decoder<'d> {
+    fn read<'de, S: DeserializeSeed<'de>>(&self, seed: S) -> Result<S::Value, Error> {
+        let read = match (self.reading, self.value) {
+            (Reading::Strict, Value::Null) => Err(self.expected("a value")),
+            _ => seed.deserialize(self),
         };
-        let path = self.path.clone();
-        seed.deserialize(self)
-            .map_err(|error| error.at(path, found))
+        read.map_err(|error| match (error, self.value) {
+            (Error::Missing(key), _) => self.wrong(key, "is missing"),
+            // An object is not repeated in a message about it.
+            (Error::Rule(rule), Value::Object(_)) => self.placed(rule),
+            (Error::Rule(rule), value) => {
+                self.placed(format!("{rule}, found {}", value.describe()))
+            }
+            (placed, _) => placed,
+        })
     }
 
-    /// The values of an object whose keys are `known`.
-    fn known_fields(&self, known: &'static [&'static str]) -> Result<Vec<Field<'u>>, Error> {
-        let mut merged: Vec<Field<'u>> = Vec::new();
-        for (key, value) in self.value.fields(&self.path)? {
+    fn placed(&self, rule: String) -> Error {
+        Error::Value(match self.path {
+            Path::Root("") => rule,
+            path => format!("{path}: {rule}"),
+        })
+    }
+
+    fn expected(&self, what: &str) -> Error {
+        Error::Rule(match self.value {
+            Value::Object(_) => format!("expected {what}, found an object"),
+            _ => format!("expected {what}"),
+        })
+    }
+
+    /// What is wrong with a key of this object.
+    fn wrong(&self, key: &str, rule: &str) -> Error {
+        Error::Value(format!("{}: {rule}", Path::Key(&self.path, key)))
+    }
+
+    fn object(&self) -> Result<&'d [(String, Value)], Error> {
+        match self.value {
+            Value::Null => Ok(&[]),
+            Value::Object(fields) => Ok(fields),
+            _ => Err(self.expected("an object")),
+        }
+    }
+
+    /// The fields of an object with these keys.
+    fn known_fields(&self, known: &'static [&'static str]) -> Result<Vec<Field<'d>>, Error> {
+        let mut merged: Vec<Field<'d>> = Vec::new();
+        for (key, value) in self.object()? {
             let name = match self.reading {
-                Reading::Go(unknown) => {
-                    let name = resolve(known, key);
-                    if name.is_none() {
-                        let warning = unknown_key(&self.path, key, known);
-                        unknown.borrow_mut().push(warning);
-                    }
-                    name
-                }
-                Reading::Strict if known.contains(&key.as_str()) => Some(key.as_str()),
-                Reading::Strict => {
-                    return Err(Error::UnknownKey {
-                        path: before(&self.path, ".") + key,
-                        hint: hint(key, known),
-                    });
-                }
+                Reading::Strict => known.iter().copied().find(|name| name == key),
+                Reading::Go(_) | Reading::Network => resolve(known, key),
             };
-            let Some(name) = name else { continue };
-            match merged.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, decoder)) => {
-                    self.check_repeated(&decoder.path)?;
-                    let earlier = std::mem::replace(&mut decoder.value, Value::Null);
-                    decoder.value = merge(earlier, value);
+            let Some(name) = name else {
+                match self.reading {
+                    Reading::Go(None) => {}
+                    Reading::Go(Some(warnings)) => {
+                        let (path, hint) = (Path::Key(&self.path, key), hint(key, known));
+                        let warning = format!("unknown key \"{path}\" is ignored; {hint}");
+                        warnings.borrow_mut().push(warning);
+                    }
+                    Reading::Network | Reading::Strict => {
+                        return Err(Error::UnknownKey {
+                            path: Path::Key(&self.path, key).to_string(),
+                            key: key.clone(),
+                            known,
+                        });
+                    }
                 }
-                None => merged.push((name.to_owned(), self.field(key, value.clone()))),
+                continue;
+            };
+            match merged.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, earlier)) => {
+                    self.check_repeated(key)?;
+                    merge(earlier, value);
+                }
+                None => merged.push((name, Cow::Borrowed(value))),
             }
         }
-        if let Reading::Go(_) = self.reading {
+        if !matches!(self.reading, Reading::Strict) {
             // The type's default is Go's zero value.
-            merged.retain(|(_, one)| one.value != Value::Null);
+            merged.retain(|(_, value)| **value != Value::Null);
         }
         Ok(merged)
     }
 
-    fn check_repeated(&self, path: &str) -> Result<(), Error> {
+    fn check_repeated(&self, key: &str) -> Result<(), Error> {
         match self.reading {
             Reading::Go(_) => Ok(()),
-            Reading::Strict => Err(Error::Value {
-                path: path.to_owned(),
-                rule: "the key is there twice".to_owned(),
-                found: String::new(),
-            }),
+            Reading::Network | Reading::Strict => Err(self.wrong(key, "the key is there twice")),
         }
     }
 }
-
-type Field<'u> = (String, Decoder<'u>);
 
 /// What Go has after it decoded both into one place: objects merge, of scalars and lists the later
 /// one counts, and `null` empties a list alone.
-fn merge(earlier: Value, later: &Value) -> Value {
-    match (earlier, later) {
-        (Value::Object(mut fields), Value::Object(more)) => {
-            fields.extend(more.iter().cloned());
-            Value::Object(fields)
+fn merge<'d>(earlier: &mut Cow<'d, Value>, later: &'d Value) {
+    match (&**earlier, later) {
+        (Value::Object(_), Value::Object(more)) => {
+            if let Value::Object(fields) = earlier.to_mut() {
+                fields.extend(more.iter().cloned());
+            }
         }
-        (Value::Array(_), later) => later.clone(),
-        (earlier, Value::Null) => earlier,
-        (_, later) => later.clone(),
+        (Value::Array(_), _) => *earlier = Cow::Borrowed(later),
+        (_, Value::Null) => {}
+        _ => *earlier = Cow::Borrowed(later),
     }
 }
 
-impl<'de> Deserializer<'de> for Decoder<'_> {
+impl<'de> Deserializer<'de> for &Decoder<'_> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match &self.value {
+        match self.value {
             Value::Null => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(*value),
             Value::Number(value) => match (value.as_i64(), value.as_u64()) {
@@ -370,41 +374,52 @@ impl<'de> Deserializer<'de> for Decoder<'_> {
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_bool(self.value.boolean(&self.path)?)
+        match self.value {
+            Value::Null => visitor.visit_bool(false),
+            Value::Bool(value) => visitor.visit_bool(*value),
+            _ => Err(self.expected("true or false")),
+        }
     }
 
     fn deserialize_i64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_i64(self.value.integer(&self.path)?.unwrap_or_default())
+        let integer = self.value.integer();
+        visitor.visit_i64(integer.ok_or_else(|| self.expected("an integer of at most 64 bits"))?)
     }
 
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_string(self.value.string(&self.path)?)
+        match self.value {
+            Value::Null => visitor.visit_str(""),
+            Value::String(value) => visitor.visit_str(value),
+            _ => Err(self.expected("a string")),
+        }
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.value {
-            Value::Null => visitor.visit_none(),
+        match (self.reading, self.value) {
+            (_, Value::Null) => visitor.visit_none(),
+            (Reading::Network, Value::String(text)) if text.is_empty() => visitor.visit_none(),
             _ => visitor.visit_some(self),
         }
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        let elements = self.value.elements(&self.path)?.iter().enumerate();
-        let decoders: Vec<_> = elements
-            .map(|(i, value)| self.below(value.clone(), format!("{}[{i}]", self.path)))
-            .collect();
-        visitor.visit_seq(Elements(decoders.into_iter()))
+        let elements = match self.value {
+            Value::Null => &[],
+            Value::Array(elements) => elements.as_slice(),
+            _ => return Err(self.expected("a list")),
+        };
+        visitor.visit_seq(Elements(self, elements.iter().enumerate()))
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         let mut fields: Vec<Field<'_>> = Vec::new();
-        for (key, value) in self.value.fields(&self.path)? {
-            if let Some((_, earlier)) = fields.iter().find(|(other, _)| other == key) {
-                self.check_repeated(&earlier.path)?;
+        for (key, value) in self.object()? {
+            if fields.iter().any(|(other, _)| other == key) {
+                self.check_repeated(key)?;
             }
-            fields.push((key.clone(), self.field(key, value.clone())));
+            fields.push((key, Cow::Borrowed(value)));
         }
-        visitor.visit_map(Fields(fields.into_iter(), None))
+        visitor.visit_map(Fields(self, fields.into_iter(), None))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -414,7 +429,7 @@ impl<'de> Deserializer<'de> for Decoder<'_> {
         visitor: V,
     ) -> Result<V::Value, Error> {
         let fields = self.known_fields(known)?;
-        visitor.visit_map(Fields(fields.into_iter(), None))
+        visitor.visit_map(Fields(self, fields.into_iter(), None))
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -425,7 +440,7 @@ impl<'de> Deserializer<'de> for Decoder<'_> {
     ) -> Result<V::Value, Error> {
         match self.value {
             Value::String(word) if words.contains(&word.as_str()) => {
-                visitor.visit_enum(word.into_deserializer())
+                visitor.visit_enum(word.as_str().into_deserializer())
             }
             _ => {
                 let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
@@ -440,7 +455,10 @@ impl<'de> Deserializer<'de> for Decoder<'_> {
     }
 }
 
-struct Elements<'u>(std::vec::IntoIter<Decoder<'u>>);
+struct Elements<'d>(
+    &'d Decoder<'d>,
+    std::iter::Enumerate<std::slice::Iter<'d, Value>>,
+);
 
 impl<'de> SeqAccess<'de> for Elements<'_> {
     type Error = Error;
@@ -449,11 +467,20 @@ impl<'de> SeqAccess<'de> for Elements<'_> {
         &mut self,
         seed: S,
     ) -> Result<Option<S::Value>, Error> {
-        self.0.next().map(|element| element.read(seed)).transpose()
+        let element = self.1.next().map(|(index, value)| Decoder {
+            value,
+            path: Path::Index(&self.0.path, index),
+            reading: self.0.reading,
+        });
+        element.map(|element| element.read(seed)).transpose()
     }
 }
 
-struct Fields<'u>(std::vec::IntoIter<Field<'u>>, Option<Decoder<'u>>);
+struct Fields<'d>(
+    &'d Decoder<'d>,
+    std::vec::IntoIter<Field<'d>>,
+    Option<Field<'d>>,
+);
 
 impl<'de> MapAccess<'de> for Fields<'_> {
     type Error = Error;
@@ -462,18 +489,23 @@ impl<'de> MapAccess<'de> for Fields<'_> {
         &mut self,
         seed: S,
     ) -> Result<Option<S::Value>, Error> {
-        let Some((key, value)) = self.0.next() else {
-            return Ok(None);
-        };
-        self.1 = Some(value);
-        seed.deserialize(key.into_deserializer()).map(Some)
+        self.2 = self.1.next();
+        let key = self.2.as_ref().map(|(key, _)| *key);
+        key.map(|key| seed.deserialize(key.into_deserializer()))
+            .transpose()
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
-        match self.1.take() {
-            Some(value) => value.read(seed),
-            None => Err(de::Error::custom("a value without a key")),
-        }
+        let (key, value) = self
+            .2
+            .take()
+            .ok_or_else(|| de::Error::custom("a value without a key"))?;
+        let field = Decoder {
+            value: &value,
+            path: Path::Key(&self.0.path, key),
+            reading: self.0.reading,
+        };
+        field.read(seed)
     }
 }
 
@@ -486,12 +518,18 @@ impl de::Error for Error {
         Error::Missing(field)
     }
 
-    fn invalid_value(_: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Error::Rule(format!("expected {expected}"))
+    fn invalid_value(found: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        Self::invalid_type(found, expected)
     }
 
     fn invalid_type(_: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Error::Rule(format!("expected {expected}"))
+        let expected = expected.to_string();
+        Error::Rule(match expected.as_str() {
+            "u8" => "expected a number from 0 to 255".to_owned(),
+            "u16" => "expected a number from 0 to 65535".to_owned(),
+            "u32" => "expected a number from 0 to 4294967295".to_owned(),
+            _ => format!("expected {expected}"),
+        })
     }
 }
 
@@ -527,17 +565,12 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
-        serde_json::Number::from_f64(value)
-            .map(Value::Number)
-            .ok_or_else(|| E::custom("number out of range"))
+        let number = serde_json::Number::from_f64(value).map(Value::Number);
+        number.ok_or_else(|| E::custom("number out of range"))
     }
 
     fn visit_str<E: de::Error>(self, value: &str) -> Result<Value, E> {
         Ok(Value::String(value.into()))
-    }
-
-    fn visit_string<E: de::Error>(self, value: String) -> Result<Value, E> {
-        Ok(Value::String(value))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
@@ -548,12 +581,40 @@ impl<'de> Visitor<'de> for ValueVisitor {
         Ok(Value::Array(elements))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-        let mut fields = Vec::new();
-        while let Some(field) = access.next_entry()? {
-            fields.push(field);
-        }
+    fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<Value, A::Error> {
+        let Members(fields) = Members::of(access)?;
         Ok(Value::Object(fields))
+    }
+}
+
+/// The members of an object as they are written, repeated ones too.
+pub(crate) struct Members<T>(pub(crate) Vec<(String, T)>);
+
+impl<'de, T: Deserialize<'de>> Members<T> {
+    fn of<A: MapAccess<'de>>(mut access: A) -> Result<Self, A::Error> {
+        let mut members = Vec::new();
+        while let Some(member) = access.next_entry()? {
+            members.push(member);
+        }
+        Ok(Members(members))
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Members<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(Members(Vec::new()))
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<Self, A::Error> {
+        Self::of(access)
     }
 }
 
@@ -561,27 +622,34 @@ impl<'de> Visitor<'de> for ValueVisitor {
 mod tests {
     use super::*;
 
+    fn go<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
+        decode(&parse(text).unwrap(), "x", &mut Vec::new())
+    }
+
     #[test]
-    fn keeps_duplicates_in_file_order() {
+    fn duplicates_are_kept_in_file_order() {
         let value = parse(r#"{"a": 1, "A": [null, "x"], "a": null}"#).unwrap();
-        let fields = value.fields("").unwrap();
-        let keys: Vec<_> = fields.iter().map(|(key, _)| key.as_str()).collect();
+        let keys: Vec<_> = value.fields().iter().map(|(key, _)| key.as_str()).collect();
         assert_eq!(keys, ["a", "A", "a"]);
-        let strings: Vec<String> = decode(&fields[1].1, "A", &mut Vec::new()).unwrap();
+        let strings: Vec<String> = decode(&value.fields()[1].1, "A", &mut Vec::new()).unwrap();
         assert_eq!(strings, ["", "x"]);
     }
 
     #[test]
-    fn null_is_the_zero_value_of_every_type() {
-        assert!(Value::Null.fields("x").unwrap().is_empty());
-        assert!(Value::Null.elements("x").unwrap().is_empty());
-        assert_eq!(Value::Null.string("x").unwrap(), "");
-        assert_eq!(Value::Null.integer("x").unwrap(), None);
-        assert!(!Value::Null.boolean("x").unwrap());
+    fn null_is_the_zero_value_of_every_type_in_go() {
+        assert!(
+            go::<std::collections::BTreeMap<String, u8>>("null")
+                .unwrap()
+                .is_empty()
+        );
+        assert!(go::<Vec<String>>("null").unwrap().is_empty());
+        assert_eq!(go::<String>("null").unwrap(), "");
+        assert_eq!(go::<i64>("null").unwrap(), 0);
+        assert!(!go::<bool>("null").unwrap());
     }
 
     #[test]
-    fn integers_are_as_strict_as_go() {
+    fn integers_are_as_strict_as_in_go() {
         for text in [
             "1.5",
             "1e3",
@@ -591,18 +659,69 @@ mod tests {
             "true",
             "[1]",
         ] {
-            let error = parse(text)
-                .unwrap()
-                .integer("configList[0].rdmaHcaMax")
-                .unwrap_err();
-            assert!(
-                error
-                    .to_string()
-                    .starts_with("configList[0].rdmaHcaMax: expected an integer")
-            );
+            let error = go::<i64>(text).unwrap_err().to_string();
+            assert!(error.starts_with("x: expected an integer"), "{error}");
         }
-        assert_eq!(parse("-7").unwrap().integer("x").unwrap(), Some(-7));
-        assert_eq!(parse("-0").unwrap().integer("x").unwrap(), Some(0));
+        assert_eq!(go::<i64>("-7").unwrap(), -7);
+        assert_eq!(go::<i64>("-0").unwrap(), 0);
+    }
+
+    #[derive(Debug, Default, PartialEq, serde::Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct Keys {
+        master: Option<String>,
+        mtu: Option<u32>,
+        inner: Option<Box<Keys>>,
+    }
+
+    #[test]
+    fn a_network_reads_keys_without_their_case_and_refuses_others() {
+        let network = |text: &str| {
+            let read: Result<Keys, _> = read(&parse(text).unwrap(), "", Reading::Network);
+            read.map_err(|error| error.to_string())
+        };
+        let nothing = r#"{"MASTER": "", "mtu": null, "inner": ""}"#;
+        assert_eq!(network(nothing), Ok(Keys::default()));
+        let read = network(r#"{"ma\u017fter": "eth1", "Inner": {"mTU": 9000}}"#).unwrap();
+        assert_eq!(read.master.as_deref(), Some("eth1"));
+        assert_eq!(read.inner.unwrap().mtu, Some(9000));
+        for (text, message) in [
+            (
+                r#"{"master": "a", "ma\u017fter": "b"}"#,
+                "ma\u{17f}ter: the key is there twice",
+            ),
+            (
+                r#"{"inner": {"mtu": 1, "mtu": 1}}"#,
+                "inner.mtu: the key is there twice",
+            ),
+            (
+                r#"{"inner": {"mtuu": 1}}"#,
+                r#"unknown key "inner.mtuu"; did you mean "mtu"?"#,
+            ),
+            (
+                r#"{"x": 1}"#,
+                r#"unknown key "x"; known keys: master, mtu, inner"#,
+            ),
+            (
+                r#"{"mtu": "1"}"#,
+                r#"mtu: expected a number from 0 to 4294967295, found the string "1""#,
+            ),
+            (
+                r#"{"mtu": {}}"#,
+                "mtu: expected a number from 0 to 4294967295",
+            ),
+            (
+                r#"{"master": {}}"#,
+                "master: expected a string, found an object",
+            ),
+            (
+                r#"{"inner": []}"#,
+                "inner: expected an object, found a list",
+            ),
+        ] {
+            assert_eq!(network(text).unwrap_err(), message);
+        }
+        assert_eq!(keys_of::<Keys>(), ["master", "mtu", "inner"]);
     }
 
     #[test]
@@ -641,7 +760,12 @@ mod tests {
     #[test]
     fn an_unknown_key_is_reported_with_the_nearest() {
         let known = ["resourceName", "rdmaHcaMax", "selectors"];
-        assert!(unknown_key("configList[0]", "rdmaHCAMx", &known).contains("\"rdmaHcaMax\"?"));
-        assert!(unknown_key("", "colour", &known).contains("known keys: resourceName"));
+        assert_eq!(hint("rdmaHCAMx", &known), "did you mean \"rdmaHcaMax\"?");
+        assert!(hint("colour", &known).starts_with("known keys: resourceName"));
+        let mut warnings = Vec::new();
+        let value = parse(r#"{"mtuu": 1}"#).unwrap();
+        decode::<Keys>(&value, "list[0]", &mut warnings).unwrap();
+        let warning = r#"unknown key "list[0].mtuu" is ignored; did you mean "mtu"?"#;
+        assert_eq!(warnings, [warning]);
     }
 }

@@ -15,7 +15,7 @@ use ipnetwork::IpNetwork;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::{Map, Value};
 
-use crate::{Code, Error, Section, Version};
+use crate::{Code, Error, Section, Version, json};
 
 /// Reads an address with its prefix length; host bits are kept. The type's own reading takes an address
 /// alone and a netmask as well.
@@ -147,8 +147,8 @@ impl CniResult {
     /// # Errors
     /// Codes 1 and 6 for its version, code 7 naming the key that is wrong or an address
     /// whose interface does not exist.
-    pub fn parse(value: &Value, fallback: Option<Version>) -> Result<Self, Error> {
-        if value.is_null() {
+    pub fn parse(value: &json::Value, fallback: Option<Version>) -> Result<Self, Error> {
+        if *value == json::Value::Null {
             return Ok(CniResult::default());
         }
         let root = Section::of(value, String::new())
@@ -260,6 +260,10 @@ mod tests {
 
     use super::*;
 
+    fn parse(value: &Value, fallback: Option<Version>) -> Result<CniResult, Error> {
+        CniResult::parse(&json::parse(value.to_string()).unwrap(), fallback)
+    }
+
     fn full() -> CniResult {
         CniResult {
             interfaces: vec![Interface {
@@ -317,12 +321,12 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         for version in [Version::V1_0_0, Version::V1_1_0] {
-            let read = CniResult::parse(&full().to_json(version), None).unwrap();
+            let read = parse(&full().to_json(version), None).unwrap();
             assert_eq!(read, full());
         }
         for version in [Version::V0_3_0, Version::V0_3_1, Version::V0_4_0] {
             let written = full().to_json(version);
-            let read = CniResult::parse(&written, None).unwrap();
+            let read = parse(&written, None).unwrap();
             assert_eq!(read.to_json(version), written);
             assert_eq!(read.ips, full().ips);
         }
@@ -332,13 +336,10 @@ mod tests {
     fn go_key_case_is_read() {
         let value = json!({"CNIVersion": "1.0.0", "IPs": [{"Address": "10.0.0.1/24", "Interface": 0}],
                            "Interfaces": [{"Name": "a", "Sandbox": "/n"}], "dns": null});
-        let read = CniResult::parse(&value, None).unwrap();
+        let read = parse(&value, None).unwrap();
         assert_eq!(read.ips[0].interface, Some(0));
         assert_eq!(read.interfaces[0].name, "a");
-        assert_eq!(
-            CniResult::parse(&Value::Null, None).unwrap(),
-            CniResult::default()
-        );
+        assert_eq!(parse(&Value::Null, None).unwrap(), CniResult::default());
     }
 
     #[test]
@@ -357,18 +358,18 @@ mod tests {
 
     #[test]
     fn wrong_values_are_named() {
-        let parse = |value: Value| CniResult::parse(&value, Some(Version::V1_0_0)).unwrap_err();
+        let refused = |value: Value| parse(&value, Some(Version::V1_0_0)).unwrap_err();
         assert_eq!(
-            parse(json!({"ips": [{"address": "10.0.0.1"}]})).msg,
+            refused(json!({"ips": [{"address": "10.0.0.1"}]})).msg,
             "ips[0].address: must be an address with prefix length, found the string \"10.0.0.1\""
         );
         assert_eq!(
-            parse(json!({"ips": [{}]})).msg,
+            refused(json!({"ips": [{}]})).msg,
             "ips[0].address: is missing"
         );
-        assert_eq!(parse(json!([])).code, Code::Decode);
+        assert_eq!(refused(json!([])).code, Code::Decode);
         for version in ["3.0.0", "0.2.0"] {
-            let error = parse(json!({"cniVersion": version, "ip4": {"ip": "10.0.0.1/24"}}));
+            let error = refused(json!({"cniVersion": version, "ip4": {"ip": "10.0.0.1/24"}}));
             assert_eq!(error.code, Code::IncompatibleVersion);
         }
     }

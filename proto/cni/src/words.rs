@@ -11,8 +11,9 @@ macro_rules! words {
         }
     ) => {
         $(#[$about])*
+        #[derive(::serde::Deserialize, ::serde::Serialize)]
         $visible enum $name {
-            $($(#[$about_variant])* $variant,)+
+            $($(#[$about_variant])* #[serde(rename = $word)] $variant,)+
         }
 
         impl $name {

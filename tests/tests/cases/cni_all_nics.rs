@@ -456,16 +456,16 @@ fn source_routing() -> Result<()> {
     routed(&network, &[])?;
     host.del(&network)?;
     let mut numbered = network.clone();
-    numbered["rails"] = json!({"table": 700});
+    numbered["sourceRouting"] = json!({"table": 700});
     routed(&numbered, &["700", "701", "702", "703"])?;
     host.del(&numbered)?;
     let mut off = network;
-    off["rails"] = json!(false);
+    off["sourceRouting"] = json!(false);
     let plain = host.scene.pod.ip("rule")?;
     host.add(&off)?;
     ensure!(
         host.scene.pod.ip("rule")? == plain,
-        "rules in spite of rails: false"
+        "rules in spite of sourceRouting: false"
     );
     host.del(&off)
 }

@@ -257,7 +257,7 @@ fn a_moved_nic_has_the_table_of_its_network() -> Result<()> {
     let call = host.call(&pod, "c1", "net1");
     let config = host.config(
         &json!({"attach": "move", "device": "nic0", "cniVersion": "1.1.0",
-        "rails": {"table": 77, "priority": 300}}),
+        "sourceRouting": {"table": 77, "priority": 300}}),
     );
     run(&call, "ADD", &config)?;
     let rules = pod.ip("rule")?;
@@ -268,14 +268,14 @@ fn a_moved_nic_has_the_table_of_its_network() -> Result<()> {
     );
     // The table is this interface's: another one cannot ask for it.
     let second = host.call(&pod, "c1", "net2");
-    let mut other = network(&host, 1, &json!({"rails": {"table": 77}}));
+    let mut other = network(&host, 1, &json!({"sourceRouting": {"table": 77}}));
     let (code, message) = second.run("ADD", other.to_string().as_bytes())?.refusal()?;
     assert_eq!(code, 7);
     assert!(
         message.contains("table") && message.contains("77"),
         "{message}"
     );
-    other["rails"] = json!({"table": 78});
+    other["sourceRouting"] = json!({"table": 78});
     run(&second, "ADD", &other)?;
     run(&second, "DEL", &other)?;
     run(&call, "DEL", &config)?;
@@ -292,7 +292,7 @@ fn source_routing_can_be_switched_off() -> Result<()> {
         run(
             &call,
             "ADD",
-            &network(&host, number, &json!({"rails": false})),
+            &network(&host, number, &json!({"sourceRouting": false})),
         )?;
     }
     assert_eq!(pod.ip("rule")?, rules);
@@ -352,7 +352,7 @@ fn check_sees_a_missing_rule() -> Result<()> {
     let (host, _switch) = on_one_switch()?;
     let pod = pod(&host)?;
     let call = host.call(&pod, "c1", "net1");
-    let mut config = network(&host, 0, &json!({"rails": {"priority": 300}}));
+    let mut config = network(&host, 0, &json!({"sourceRouting": {"priority": 300}}));
     let result = run(&call, "ADD", &config)?;
     config["prevResult"] = result;
     run(&call, "CHECK", &config)?;

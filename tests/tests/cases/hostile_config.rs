@@ -156,6 +156,7 @@ fn folded_twice() -> Result<()> {
     ])?;
     for keys in [
         json!({"attach": "macvlan", "master": "decoy", "Master": "nic0"}),
+        json!({"attach": "macvlan", "master": "decoy", "ma\u{17f}ter": "nic0"}),
         json!({"attach": "macvlan", "ATTACH": "move", "master": "nic0", "device": "nic0"}),
         json!({"attach": "macvlan", "master": "nic0", "linkInContainer": false, "linkincontainer": true}),
     ] {

@@ -28,7 +28,7 @@ cases! {
     a_bandwidth_that_the_runtime_adds_is_refused =>
         foreign("runtimeConfig", &json!({"bandwidth": {"egressRate": 1000}}));
     a_guid_in_the_annotation_needs_the_policy_and_infiniband => guid();
-    a_misspelt_vlan_is_refused => misspelt_vlan();
+    a_misspelt_key_is_refused: Macvlan => misspelt_key();
     a_key_without_effect_is_noted_in_log_and_validate: Macvlan => noted();
     a_key_is_refused_for_a_kind_that_does_not_have_it => kinds();
     next_hops_out_of_reach_are_refused_by_add_and_validate => next_hops();
@@ -174,10 +174,13 @@ fn guid() -> Result<()> {
     scene.refuses(&network, &[INVALID_NETWORK], &["guid", "not an InfiniBand"])
 }
 
-fn misspelt_vlan() -> Result<()> {
+fn misspelt_key() -> Result<()> {
     let scene = Scene::new()?;
     let network = scene.network(&json!({"attach": "move", "device": "nic0", "vlann": 7}));
-    both_refuse(&scene, &network, INVALID_NETWORK, &["vlann", "\"vlan\""])
+    both_refuse(&scene, &network, INVALID_NETWORK, &["vlann", "\"vlan\""])?;
+    let mut child = scene.child();
+    child["mtuu"] = json!(1400);
+    both_refuse(&scene, &child, INVALID_NETWORK, &["mtuu", "\"mtu\""])
 }
 
 fn added(scene: &Scene, network: &Value) -> Result<Answer> {
@@ -191,7 +194,6 @@ fn noted() -> Result<()> {
     let before = scene.host_state()?;
     for (key, value, note) in [
         ("logLevel", json!("debug"), "logLevel"),
-        ("mtuu", json!(1400), "\"mtu\""),
         ("vlanId", json!(0), "vlanId"),
         ("promisc", json!(true), "promisc"),
     ] {
@@ -261,7 +263,7 @@ fn kinds() -> Result<()> {
             "bcqueuelen",
         ),
         (
-            json!({"attach": "macvlan", "master": "nic0", "acceptRA": true, "rails": true}),
+            json!({"attach": "macvlan", "master": "nic0", "acceptRA": true, "sourceRouting": true}),
             "acceptRA",
         ),
         (
@@ -441,7 +443,7 @@ fn advertised() -> Result<()> {
     ])?;
     assert_eq!(follows(&network(json!({})))?, "0", "the pod has a way out");
     assert_eq!(
-        follows(&network(json!({"rails": false})))?,
+        follows(&network(json!({"sourceRouting": false})))?,
         "1",
         "asked for"
     );
@@ -565,7 +567,7 @@ fn random_network(random: &mut Random) -> Value {
         "attach".into(),
         if moves { "move" } else { "macvlan" }.into(),
     );
-    let keys: [(&str, u64, Vec<Value>); 15] = [
+    let keys: [(&str, u64, Vec<Value>); 14] = [
         (
             "mode",
             3,
@@ -582,14 +584,13 @@ fn random_network(random: &mut Random) -> Value {
         ("acceptRA", 6, vec![json!(true)]),
         ("dad", 6, vec![json!(true)]),
         (
-            "rails",
+            "sourceRouting",
             3,
             vec![json!(true), json!(false), json!({"table": 700})],
         ),
         ("rdma", 9, vec![json!("off"), json!("required")]),
         ("vlan", 30, vec![json!(7), json!(0)]),
         ("logLevel", 30, vec![json!("debug")]),
-        ("mtuu", 30, vec![json!(1400)]),
         ("cni.dev/x", 9, vec![json!(1)]),
     ];
     for (key, one_of, values) in &keys {
@@ -702,7 +703,7 @@ fn is_done(scene: &Scene, network: &Value, result: &Value) -> Result<()> {
     let detects = network["dad"].is_null() || !has("fd66::") || dad == "1";
     ensure!(detects, "accept_dad is {dad}");
     let rules = scene.pod.ip("rule show")?;
-    match &network["rails"] {
+    match &network["sourceRouting"] {
         Value::Null => {}
         Value::Bool(wanted) => ensure!(rules.contains("oif net1") == *wanted, "{rules}"),
         _ => ensure!(rules.contains("oif net1 lookup 700"), "{rules}"),

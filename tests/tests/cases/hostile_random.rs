@@ -82,7 +82,7 @@ fn network(random: &mut Random, denied_mac: &str) -> Value {
             ["auto", "off", "required"].map(Value::from).to_vec(),
         ),
         (
-            "rails",
+            "sourceRouting",
             vec![json!(true), json!({"table": 7}), json!(false)],
         ),
         ("linkLocal", vec![json!(true), json!(false)]),

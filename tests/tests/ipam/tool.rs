@@ -88,23 +88,23 @@ fn a_wrong_type_is_said_with_key_and_expected_type() {
     for (ipam, part) in [
         (
             json!({"range": 5}),
-            "ipam.range: expected a text, found a number",
+            "ipam.range: expected a string, found the number 5",
         ),
         (
             json!({"range": "10.0.0.0/24", "exclude": "10.0.0.1"}),
-            "ipam.exclude: expected a list of texts, found a text",
+            "ipam.exclude: expected a list, found the string \"10.0.0.1\"",
         ),
         (
             json!({"range": "10.0.0.0/24", "exclude": ["10.0.0.1", 5]}),
-            "ipam.exclude[1]: expected a text, found a number",
+            "ipam.exclude[1]: expected a string, found the number 5",
         ),
         (
             json!({"range": "10.0.0.0/24", "enable_overlapping_ranges": "no"}),
-            "expected a boolean",
+            "expected true or false",
         ),
         (
             json!({"ipRanges": [{"range": "10.0.0.0/24", "range_start": 7}]}),
-            "ipam.ipRanges[0].range_start: expected a text, found a number",
+            "ipam.ipRanges[0].range_start: expected a string, found the number 7",
         ),
     ] {
         let (code, text) = place.add(&c("a"), &network("rdma-ipam", ipam)).error();

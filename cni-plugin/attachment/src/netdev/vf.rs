@@ -71,19 +71,16 @@ pub struct Vlan {
 }
 
 cni_wire::words! {
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub enum Protocol {
         #[default]
-        #[serde(rename = "802.1q")]
         Q = "802.1q",
-        #[serde(rename = "802.1ad")]
         Ad = "802.1ad",
     }
 }
 
 cni_wire::words! {
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-    #[serde(rename_all = "lowercase")]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum LinkState {
         Auto = "auto",
         Enable = "enable",

@@ -84,8 +84,7 @@ pub enum ChildLink {
 }
 
 cni_wire::words! {
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-    #[serde(rename_all = "lowercase")]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub enum MacvlanMode {
         #[default]
         Bridge = "bridge",
@@ -96,8 +95,7 @@ cni_wire::words! {
 }
 
 cni_wire::words! {
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-    #[serde(rename_all = "lowercase")]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub enum IpvlanMode {
         #[default]
         L2 = "l2",
@@ -107,8 +105,7 @@ cni_wire::words! {
 }
 
 cni_wire::words! {
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-    #[serde(rename_all = "lowercase")]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum IpoibMode {
         Datagram = "datagram",
         Connected = "connected",
