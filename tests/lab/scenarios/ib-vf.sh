@@ -58,7 +58,8 @@ drive() {
 	while nap 0.2; do
 		for number in 0 1; do
 			cable=$(ls "/sys/bus/pci/devices/${vf[number]}/net" 2>/dev/null | grep '^eth') || continue
-			ip link set "$cable" name vf$number && make_ib_hca vf$number "mlx5_$((number + 1))" || true
+			# It does not wait for the netdev, which ADD may take at once.
+			ip link set "$cable" name vf$number && { make_ib_hca vf$number "mlx5_$((number + 1))" & } || true
 		done
 	done
 }
