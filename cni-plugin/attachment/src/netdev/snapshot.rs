@@ -8,7 +8,7 @@
 //! person who reads the journal.
 //!
 //! Queueing disciplines with their filters, which a change of namespaces destroys, multipath routes,
-//! which it changes, and BPF programs of the host, which would act in the pod, keep a netdev from
+//! which it changes, packet sockets of the host, and BPF programs, which would act in the pod, keep a netdev from
 //! being moved: [`super::obstacle`].
 
 use std::path::Path;
