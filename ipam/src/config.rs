@@ -637,7 +637,7 @@ mod tests {
             ),
             (
                 json!({"range": "10.0.0.0/24", "perNode": {"prefix": 31, "gateway": "middle"}}),
-                "ipam.perNode: gateway is not first, last or a number",
+                "ipam.perNode.gateway: gateway is not first, last or a number",
             ),
             (
                 json!({"range": "10.0.0.0/24", "perNode": {"length": 31}}),

@@ -210,7 +210,7 @@ impl NetworkConfig {
     }
 }
 
-/// The members of a configuration, of which each is a document of its own: serde_json reads no value
+/// The members of a configuration, of which each is a document of its own: the parser reads no value
 /// that is nested deeper than 128, but passes over any.
 fn object(
     raw: &[u8],
