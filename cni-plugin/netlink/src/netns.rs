@@ -21,11 +21,11 @@ use super::{Error, Result, Socket};
 /// A network namespace, held open.
 #[derive(Debug)]
 pub struct Namespace {
-    file: File,
-    id: Id,
-    path: PathBuf,
+    pub(crate) file: File,
+    pub(crate) id: Id,
+    pub(crate) path: PathBuf,
     #[cfg(any(test, feature = "fake"))]
-    fake: Option<(super::fake::Kernel, String)>,
+    pub(crate) fake: Option<(super::fake::Kernel, String)>,
 }
 
 /// What identifies a namespace while it lives: device and inode of the namespace file.
@@ -94,24 +94,6 @@ impl Namespace {
             #[cfg(any(test, feature = "fake"))]
             fake: None,
         }))
-    }
-
-    #[cfg(any(test, feature = "fake"))]
-    pub(crate) fn is_fake(&self) -> bool {
-        self.fake.is_some()
-    }
-
-    #[cfg(any(test, feature = "fake"))]
-    pub(crate) fn of_fake(file: File, kernel: super::fake::Kernel, name: &str) -> Self {
-        let inode = name
-            .bytes()
-            .fold(0, |hash, byte| hash * 256 + u64::from(byte));
-        Namespace {
-            file,
-            id: Id { device: 0, inode },
-            path: Path::new("/run/netns").join(name),
-            fake: Some((kernel, name.to_owned())),
-        }
     }
 
     pub fn id(&self) -> Id {

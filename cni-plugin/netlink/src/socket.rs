@@ -106,30 +106,6 @@ pub fn observer() -> Option<&'static Observer> {
     OBSERVER.get()
 }
 
-/// Runs a request and shows it to the observer. `objects` counts what a dump returned.
-fn observed<T>(
-    what: &dyn fmt::Display,
-    objects: impl FnOnce(&T) -> Option<usize>,
-    request: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    let Some(observer) = OBSERVER.get() else {
-        return request();
-    };
-    let started = Instant::now();
-    let answer = request();
-    let micros = started.elapsed().as_micros();
-    match answer.as_ref().map(objects) {
-        Ok(None) => observer(&format_args!("{what}: ok, {micros} µs")),
-        Ok(Some(objects)) => observer(&format_args!("{what}: {objects} objects, {micros} µs")),
-        // It names the attempt itself.
-        Err(error) => match error.errno() {
-            Some(errno) => observer(&format_args!("{error}, errno {errno}, {micros} µs")),
-            None => observer(&format_args!("{error}, {micros} µs")),
-        },
-    }
-    answer
-}
-
 /// Who answers requests: the kernel, or in tests the fake of one.
 pub trait Peer: fmt::Debug + Send + Sync {
     fn send(&self, request: &[u8]) -> io::Result<()>;
@@ -274,9 +250,15 @@ impl Socket {
         body: &impl Emitable,
         mut each: impl FnMut(&[u8]) -> Parsed<()>,
     ) -> Result<()> {
-        self.attempt(&what, kind, flags | NLM_F_ACK, body, &mut |payload| {
-            each(payload).map(ControlFlow::Continue)
-        })
+        repeat(
+            &what,
+            |()| None,
+            || {
+                self.exchange(kind, flags | NLM_F_ACK, body, &mut |payload| {
+                    each(payload).map(ControlFlow::Continue)
+                })
+            },
+        )
     }
 
     /// Asks for one object. The kernel answers with it or with a refusal; an acknowledgement as well
@@ -288,33 +270,18 @@ impl Socket {
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<T>,
     ) -> Result<T> {
-        let mut object = None;
-        self.attempt(&what, kind, 0, body, &mut |payload| {
-            object = Some(parse(payload)?);
-            Ok(ControlFlow::Break(()))
-        })?;
-        object.ok_or_else(|| Failure::Answer("it has no object".into()).of(&what))
-    }
-
-    fn attempt(
-        &mut self,
-        what: &impl fmt::Display,
-        kind: u16,
-        flags: u16,
-        body: &impl Emitable,
-        each: &mut dyn FnMut(&[u8]) -> Parsed<ControlFlow<()>>,
-    ) -> Result<()> {
-        let request = || {
-            let answer = match self.exchange(kind, flags, body, each) {
-                Err(failure) if failure.passes() => {
-                    thread::sleep(RETRY_INTERVAL);
-                    self.exchange(kind, flags, body, each)
-                }
-                done => done,
-            };
-            answer.map_err(|f| f.of(what))
-        };
-        observed(what, |()| None, request)
+        repeat(
+            &what,
+            |_| None,
+            || {
+                let mut object = None;
+                self.exchange(kind, 0, body, &mut |payload| {
+                    object = Some(parse(payload)?);
+                    Ok(ControlFlow::Break(()))
+                })?;
+                object.ok_or_else(|| Failure::Answer("it has no object".into()))
+            },
+        )
     }
 
     /// Asks for all objects that match `body`. One that `parse` does not understand is passed over:
@@ -326,7 +293,7 @@ impl Socket {
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
-        list(&what, || {
+        repeat(&what, count, || {
             let mut list = Vec::new();
             self.exchange(kind, NLM_F_DUMP, body, &mut |payload| {
                 list.extend(parse(payload).ok().flatten());
@@ -346,7 +313,7 @@ impl Socket {
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
-        list(&what, || {
+        repeat(&what, count, || {
             let mut socket = match self.spare.take() {
                 Some(socket) => socket,
                 None => Box::new(Socket::to(self.peer.another().map_err(Failure::unsent)?)),
@@ -418,26 +385,46 @@ impl Socket {
     }
 }
 
-/// Asks until nothing changed meanwhile.
-fn list<T>(
+/// Asks until no change came between, and once more where the kernel lacked memory; shows it to the
+/// observer. `objects` counts what a dump returned.
+fn repeat<T>(
     what: &dyn fmt::Display,
-    mut ask: impl FnMut() -> std::result::Result<Vec<T>, Failure>,
-) -> Result<Vec<T>> {
-    let mut again = false;
-    let attempts = || {
-        for _ in 0..DUMP_ATTEMPTS {
-            match ask() {
-                Err(Failure::Interrupted) => {}
-                Err(failure) if failure.passes() && !again => {
-                    again = true;
-                    thread::sleep(RETRY_INTERVAL);
-                }
-                answer => return answer.map_err(|failure| failure.of(what)),
+    objects: impl FnOnce(&T) -> Option<usize>,
+    mut ask: impl FnMut() -> std::result::Result<T, Failure>,
+) -> Result<T> {
+    let started = OBSERVER.get().map(|observer| (observer, Instant::now()));
+    let (mut answer, mut again) = (Err(Failure::Interrupted), false);
+    for _ in 0..DUMP_ATTEMPTS {
+        answer = ask();
+        match &answer {
+            Err(Failure::Interrupted) => {}
+            Err(failure) if failure.passes() && !again => {
+                again = true;
+                thread::sleep(RETRY_INTERVAL);
             }
+            _ => break,
         }
-        Err(Failure::Interrupted.of(what))
+    }
+    let answer = answer.map_err(|failure| failure.of(what));
+    let Some((observer, started)) = started else {
+        return answer;
     };
-    observed(what, |list: &Vec<T>| Some(list.len()), attempts)
+    let micros = started.elapsed().as_micros();
+    match answer.as_ref().map(objects) {
+        Ok(None) => observer(&format_args!("{what}: ok, {micros} µs")),
+        Ok(Some(objects)) => observer(&format_args!("{what}: {objects} objects, {micros} µs")),
+        // It names the attempt itself.
+        Err(error) => match error.errno() {
+            Some(errno) => observer(&format_args!("{error}, errno {errno}, {micros} µs")),
+            None => observer(&format_args!("{error}, {micros} µs")),
+        },
+    }
+    answer
+}
+
+#[expect(clippy::ptr_arg, reason = "the type that a dump returns")]
+fn count<T>(list: &Vec<T>) -> Option<usize> {
+    Some(list.len())
 }
 
 /// Reads a message of a header of `header` bytes and attributes, leaving out those attributes that

@@ -4,7 +4,7 @@ use std::{io, io::Write, path::Path};
 
 use crate::{
     Namespace, Socket,
-    link::{self, By, Change, Link, NewLink},
+    link::{self, By, Change, Link},
 };
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::link::{
@@ -82,27 +82,29 @@ fn a_child_is_created_with_a_chosen_index() {
     };
     let parent = nic(&mut outside, "d0");
     let (_pod, mut inside) = new_namespace().unwrap();
-    let new = NewLink {
-        name: "net1",
-        index: link::random_index(),
-        kind: "macvlan",
-        info: vec![
-            LinkInfo::Kind(InfoKind::MacVlan),
-            LinkInfo::Data(InfoData::MacVlan(vec![InfoMacVlan::Mode(
-                MacVlanMode::Bridge,
-            )])),
-        ],
-        parent: parent.index,
-        parent_netns: Some(link::namespace_number(&mut inside, &host).unwrap()),
-        mtu: None,
-        mac: None,
-    };
-    let made = link::create(&mut inside, &new).unwrap().unwrap();
-    assert_eq!((made.index, made.parent), (new.index, Some(parent.index)));
-    let again = NewLink {
-        name: "net2",
-        ..new
-    };
-    let refused = link::create(&mut inside, &again).unwrap_err();
+    let chosen = link::random_index();
+    let number = link::namespace_number(&mut inside, &host).unwrap();
+    let mode = vec![InfoMacVlan::Mode(MacVlanMode::Bridge)];
+    let info = vec![
+        LinkInfo::Kind(InfoKind::MacVlan),
+        LinkInfo::Data(InfoData::MacVlan(mode)),
+    ];
+    let mut message = LinkMessage::default();
+    message.header.index = chosen;
+    message.attributes = vec![
+        LinkAttribute::IfName("net1".into()),
+        LinkAttribute::Link(parent.index),
+        LinkAttribute::LinkNetNsId(number),
+        LinkAttribute::LinkInfo(info),
+    ];
+    let flags = NLM_F_CREATE | NLM_F_EXCL;
+    inside.request("create", 16, flags, &message).unwrap();
+    let made = link::get(&mut inside, By::Index(chosen)).unwrap().unwrap();
+    assert_eq!(
+        (made.name.to_string(), made.parent),
+        ("net1".into(), Some(parent.index))
+    );
+    message.attributes[0] = LinkAttribute::IfName("net2".into());
+    let refused = inside.request("create", 16, flags, &message).unwrap_err();
     assert!(refused.is(libc::EEXIST), "{refused}");
 }

@@ -10,12 +10,12 @@ const RTM_GETNSID: u16 = 90;
 
 /// The number by which the socket's namespace knows another one; none when it has none.
 pub fn known_number(socket: &mut Socket, other: &Namespace) -> Result<Option<i32>> {
-    ask_number(socket, &number_of(other)?, other)
+    ask_number(socket, &number_of(other), other)
 }
 
 /// The number by which the socket's namespace knows another one; made when there is none.
 pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
-    let message = number_of(other)?;
+    let message = number_of(other);
     if let Some(number) = ask_number(socket, &message, other)? {
         return Ok(number);
     }
@@ -23,10 +23,9 @@ pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
     assign.attributes.push(NsidAttribute::Id(-1));
     let what = format_args!("number namespace {}", other.path().display()).to_string();
     match socket.request(&what, RTM_NEWNSID, 0, &assign) {
-        Ok(()) => {}
         // Another attachment of the pod was quicker.
         Err(e) if e.is(libc::EEXIST) => {}
-        Err(e) => return Err(e),
+        done => done?,
     }
     ask_number(socket, &message, other)?.ok_or(Error::Answer {
         what,
@@ -34,21 +33,11 @@ pub fn namespace_number(socket: &mut Socket, other: &Namespace) -> Result<i32> {
     })
 }
 
-fn number_in(message: &NsidMessage) -> Option<i32> {
-    message.attributes.iter().find_map(|a| match a {
-        NsidAttribute::Id(id) if *id >= 0 => Some(*id),
-        _ => None,
-    })
-}
-
-fn number_of(other: &Namespace) -> Result<NsidMessage> {
+fn number_of(other: &Namespace) -> NsidMessage {
     let mut message = NsidMessage::default();
-    let fd = u32::try_from(other.fd()).map_err(|_| Error::Answer {
-        what: "number a namespace".into(),
-        cause: "its file is closed".into(),
-    })?;
-    message.attributes.push(NsidAttribute::Fd(fd));
-    Ok(message)
+    let descriptor = other.fd().cast_unsigned();
+    message.attributes.push(NsidAttribute::Fd(descriptor));
+    message
 }
 
 fn ask_number(
@@ -58,6 +47,11 @@ fn ask_number(
 ) -> Result<Option<i32>> {
     let what = format_args!("ask for the number of namespace {}", other.path().display());
     socket.get(what, RTM_GETNSID, message, |payload| {
-        Ok(number_in(&NsidMessage::parse(payload)?))
+        let attributes = NsidMessage::parse(payload)?.attributes.into_iter();
+        let number = |attribute| match attribute {
+            NsidAttribute::Id(id) if id >= 0 => Some(id),
+            _ => None,
+        };
+        Ok(attributes.filter_map(number).next())
     })
 }

@@ -33,6 +33,7 @@ use std::{
     fs::File,
     io,
     net::IpAddr,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -50,6 +51,7 @@ use crate::{
     Name, Namespace, Socket,
     attribute::{self, Raw, number, put, word},
     link::{self, By, Link},
+    netns::Id,
     socket::{Peer, parse_leniently},
 };
 
@@ -145,7 +147,15 @@ impl Kernel {
             };
             self.add_link(name, &lo);
         }
-        let namespace = Namespace::of_fake(file, self.clone(), name);
+        let inode = name
+            .bytes()
+            .fold(0, |hash: u64, byte| hash.rotate_left(8) ^ u64::from(byte));
+        let namespace = Namespace {
+            file,
+            id: Id { device: 0, inode },
+            path: Path::new("/run/netns").join(name),
+            fake: Some((self.clone(), name.to_owned())),
+        };
         let mut state = self.state();
         state.namespaces.insert(namespace.fd(), name.to_owned());
         namespace
@@ -266,6 +276,12 @@ impl Kernel {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Namespace {
+    pub(crate) fn is_fake(&self) -> bool {
+        self.fake.is_some()
     }
 }
 
@@ -838,11 +854,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{
-        address,
-        link::{Change, NewLink},
-        rdma, route, rule,
-    };
+    use crate::{Result, address, link::Change, rdma, route, rule};
 
     fn nic() -> Link {
         Link {
@@ -866,22 +878,27 @@ mod tests {
         (kernel, host, pod)
     }
 
-    fn child(name: &str, number: i32) -> NewLink<'_> {
-        NewLink {
-            name,
-            index: 1 << 20,
-            kind: "macvlan",
-            info: vec![
-                LinkInfo::Kind(InfoKind::MacVlan),
-                LinkInfo::Data(InfoData::MacVlan(vec![InfoMacVlan::Mode(
-                    MacVlanMode::Bridge,
-                )])),
-            ],
-            parent: 3,
-            parent_netns: Some(number),
-            mtu: Some(1500),
-            mac: Some(vec![2, 0, 0, 0, 0, 9]),
-        }
+    /// A child on index 3 of the namespace with this number.
+    fn create(
+        socket: &mut Socket,
+        name: &str,
+        index: u32,
+        more: Vec<LinkAttribute>,
+        (kind, data): (InfoKind, InfoData),
+    ) -> Result<Link> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes = vec![LinkAttribute::IfName(name.into()), LinkAttribute::Link(3)];
+        message.attributes.extend(more);
+        let info = vec![LinkInfo::Kind(kind), LinkInfo::Data(data)];
+        message.attributes.push(LinkAttribute::LinkInfo(info));
+        socket.request("create", NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &message)?;
+        Ok(link::get(socket, By::Index(index))?.unwrap())
+    }
+
+    fn macvlan() -> (InfoKind, InfoData) {
+        let mode = InfoMacVlan::Mode(MacVlanMode::Bridge);
+        (InfoKind::MacVlan, InfoData::MacVlan(vec![mode]))
     }
 
     #[test]
@@ -890,18 +907,24 @@ mod tests {
         let mut inside = pod.socket(&host).unwrap();
         assert_eq!(link::known_number(&mut inside, &host).unwrap(), None);
         let number = link::namespace_number(&mut inside, &host).unwrap();
-        let made = link::create(&mut inside, &child("net1", number))
-            .unwrap()
-            .unwrap();
-        assert_eq!((made.index, made.hardware, made.mtu), (1 << 20, 1, 1500));
+        let more = || {
+            vec![
+                LinkAttribute::LinkNetNsId(number),
+                LinkAttribute::Mtu(1500),
+                LinkAttribute::Address(vec![2, 0, 0, 0, 0, 9]),
+            ]
+        };
+        let chosen = 1 << 20;
+        let made = create(&mut inside, "net1", chosen, more(), macvlan()).unwrap();
+        assert_eq!((made.index, made.hardware, made.mtu), (chosen, 1, 1500));
         assert_eq!(
             (made.kind.clone(), made.parent),
             (Some(InfoKind::MacVlan), Some(3))
         );
-        let taken = link::create(&mut inside, &child("net1", number)).unwrap_err();
-        assert!(taken.is(libc::EEXIST));
-        let taken = link::create(&mut inside, &child("net2", number)).unwrap_err();
-        assert!(taken.is(libc::EEXIST));
+        for (name, index) in [("net1", 9), ("net2", chosen)] {
+            let taken = create(&mut inside, name, index, more(), macvlan()).unwrap_err();
+            assert!(taken.is(libc::EEXIST), "{name}");
+        }
         link::delete(&mut inside, &made).unwrap();
         assert_eq!(link::list(&mut inside).unwrap().len(), 1, "loopback stays");
         let changes = kernel.changes();
@@ -1047,18 +1070,9 @@ mod tests {
     fn kinds_of_children_are_said_as_ip_says_them() {
         let (kernel, host, _pod) = machine();
         let mut socket = host.socket(&host).unwrap();
-        let ipvlan = NewLink {
-            kind: "ipvlan",
-            info: vec![
-                LinkInfo::Kind(InfoKind::IpVlan),
-                LinkInfo::Data(InfoData::IpVlan(vec![InfoIpVlan::Mode(IpVlanMode::L3S)])),
-            ],
-            parent_netns: None,
-            mtu: None,
-            mac: None,
-            ..child("net2", 0)
-        };
-        let made = link::create(&mut socket, &ipvlan).unwrap().unwrap();
+        let mode = InfoIpVlan::Mode(IpVlanMode::L3S);
+        let ipvlan = (InfoKind::IpVlan, InfoData::IpVlan(vec![mode]));
+        let made = create(&mut socket, "net2", 1 << 20, Vec::new(), ipvlan).unwrap();
         assert_eq!((made.mac, made.mtu), (nic().mac, 9000));
         assert_eq!(
             kernel.changes(),
