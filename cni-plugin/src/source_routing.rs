@@ -194,12 +194,10 @@ impl SourceRouting {
                 }
             }
             let sources = addresses.iter().filter_map(address::own);
-            let rules = sources.map(|from| RuleAttribute::Source(from));
             let by_name = RuleAttribute::Oifname(ifname.to_owned());
-            let rules = rules.chain([by_name]);
-            interface
-                .rules
-                .extend(rules.map(|selector| rule(family, selector, table, priority)));
+            let selectors = sources.map(RuleAttribute::Source).chain([by_name]);
+            let rules = selectors.map(|selector| rule(family, selector, table, priority));
+            interface.rules.extend(rules);
         }
     }
 }

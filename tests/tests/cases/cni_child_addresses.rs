@@ -206,14 +206,16 @@ fn every_field_of_a_route_is_honoured() -> Result<()> {
         json!({"ipam": {"type": "canned"}, "cniVersion": "1.1.0"}),
     );
     let result = run(&call, "ADD", &config)?;
-    assert_eq!(result["routes"], answer["routes"]);
+    let mut answered = answer["routes"].clone();
+    answered[0]["gw"] = "10.9.0.1".into();
+    assert_eq!(result["routes"], answered, "with its next hop");
     assert_eq!(result["dns"], answer["dns"]);
     let routes = pod.ip("route show table all")?;
     for expected in [
         "10.60.0.0/16 via 10.9.0.1 dev net1 table 1000 proto static metric 77 onlink mtu 1300 advmss 1200",
-        "10.61.0.0/16 dev net1 proto static scope link",
-        "10.62.0.0/16 via 10.9.0.8 dev net1 proto static onlink",
-        "10.62.0.0/16 via 10.9.0.9 dev net1 proto static onlink",
+        "10.61.0.0/16 dev net1 proto static scope link src 10.9.0.7",
+        "10.62.0.0/16 via 10.9.0.8 dev net1 proto static src 10.9.0.7 onlink",
+        "10.62.0.0/16 via 10.9.0.9 dev net1 proto static src 10.9.0.7 onlink",
     ] {
         assert!(
             routes.lines().any(|l| l.trim() == expected),
