@@ -15,7 +15,7 @@ use attachment::{
     part::{Defect, Move, Part},
     reclaim,
 };
-use cni_wire::Code;
+use cni_wire::{Code, Request};
 use hca::HcaId;
 use netlink::{
     Name,
@@ -23,6 +23,7 @@ use netlink::{
 };
 
 use crate::{
+    allocation::{self, Allocated},
     config::{Attach, Config, Target},
     error::Error,
     facts::{self, HostLink, Units},
@@ -44,7 +45,12 @@ impl OwnNics {
     /// # Errors
     /// Code 11 when a pod that is there has one, it has not arrived yet, or another attachment holds its
     /// lock too long.
-    pub(crate) fn take(node: &mut Node, config: &Config, units: &Units) -> Result<OwnNics, Error> {
+    pub(crate) fn take(
+        node: &mut Node,
+        request: &Request,
+        config: &Config,
+        units: &Units,
+    ) -> Result<OwnNics, Error> {
         let mut own = OwnNics::default();
         if config.attach != Attach::Move {
             return Ok(own);
@@ -52,8 +58,13 @@ impl OwnNics {
         let mut identities = Vec::new();
         for unit in &units.nics {
             let target = facts::move_target(config, unit.as_ref())?;
-            own.true_names
-                .push(reclaim_nic(node, &target, config.port)?);
+            let until_del =
+                |node: &Node, moved: &Move| match is_allocated(node, request, units, moved) {
+                    true => DEL_TIMEOUT,
+                    false => Duration::ZERO,
+                };
+            let true_name = reclaim_nic(node, &target, config.port, until_del)?;
+            own.true_names.push(true_name);
             // Whatever is wrong with the request is for the facts to say.
             if let Some(nic) = find(node, &target, config.port)? {
                 identities.push(Identity::on(&node.roots, &nic));
@@ -77,7 +88,12 @@ fn find(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Option<Li
 
 /// Undoes the attachment that has a NIC, if it is over. Returns the NIC's name on the host, where another
 /// netdev has that at present.
-fn reclaim_nic(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Option<Name>, Error> {
+fn reclaim_nic(
+    node: &mut Node,
+    target: &Target,
+    port: Option<u32>,
+    until_del: impl Fn(&Node, &Move) -> Duration,
+) -> Result<Option<Name>, Error> {
     let started = Instant::now();
     let mut is_undone = false;
     loop {
@@ -97,20 +113,30 @@ fn reclaim_nic(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Op
             is_undone |= reclaim::undo(node, &key, &record, restore::RETURN_TIMEOUT)?;
             continue;
         }
-        let left = DEL_TIMEOUT.saturating_sub(started.elapsed());
-        let is_forgotten = node.journal.wait_until_forgotten(&key, left);
-        let is_forgotten = is_forgotten.map_err(|e| {
-            Error::new(
-                Code::Io,
-                format!("wait for the DEL of {}: {e}", record.owner()),
-            )
-        })?;
-        if !is_forgotten {
+        let left = until_del(node, &moved).saturating_sub(started.elapsed());
+        // A watch that fails is no other answer.
+        if !node.journal.wait_for_del(&key, left).unwrap_or_default() {
             let (name, owner) = (&moved.host.name, record.owner());
             let what = format!("netdev {name} is in use by {owner}");
             return Err(Error::new(Code::TryAgain, what)
                 .with_details("it returns to the host when that pod is deleted"));
         }
+    }
+}
+
+/// Whether the kubelet allocated to this pod what another attachment has: it has freed it, and calls DEL.
+fn is_allocated(node: &Node, request: &Request, units: &Units, moved: &Move) -> bool {
+    let has_it = |allocated: &Allocated| {
+        let mut hcas = allocated.hcas.iter().map(ToString::to_string);
+        hcas.any(|hca| moved.hcas.contains(&hca))
+    };
+    if node.policy.values.allow.unallocated {
+        return false;
+    }
+    match &units.allocated {
+        Some(allocated) => has_it(allocated),
+        None => allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)
+            .is_ok_and(|held| has_it(&held.allocated())),
     }
 }
 

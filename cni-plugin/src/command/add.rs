@@ -102,7 +102,7 @@ fn add(
         ..
     } = call;
     let units = Units::read(node, request, config, bound)?;
-    let own = OwnNics::take(node, config, &units)?;
+    let own = OwnNics::take(node, request, config, &units)?;
     let mut reading = Reading {
         node,
         request,

@@ -17,7 +17,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
     sync::OnceLock,
     time::{Duration, Instant},
@@ -319,24 +319,33 @@ impl Journal {
         remove(&self.attachments().join(&key.0))
     }
 
-    /// Waits at most for `timeout` until an attachment's record is gone. False when it is still there.
+    /// Waits at most for `timeout` until DEL of an attachment has ended. False when its record is there as it
+    /// was.
     ///
     /// # Errors
     /// The directory cannot be watched: root has no inotify instances left, or as the kernel says.
-    pub fn wait_until_forgotten(&self, key: &Key, timeout: Duration) -> io::Result<bool> {
+    pub fn wait_for_del(&self, key: &Key, timeout: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + timeout;
         let directory = self.attachments();
         let path = directory.join(&key.0);
         let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        match watch.add_watch(&directory, AddWatchFlags::IN_DELETE) {
+        match watch.add_watch(
+            &directory,
+            AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_TO,
+        ) {
             // Without a directory there is no record.
             Err(Errno::ENOENT) => return Ok(true),
             watched => watched?,
         };
-        // Watched before it is looked for, so no removal is missed. The end of the directory is an
-        // event as well.
+        // Watched before it is looked for, so no end is missed. The end of the directory is an event as
+        // well. DEL replaces a record of which something is left.
+        let inode = || match fs::metadata(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found.map(|file| Some(file.ino())),
+        };
+        let first = inode()?;
         loop {
-            if !fs::exists(&path)? {
+            if first.is_none() || inode()? != first {
                 return Ok(true);
             }
             let left = deadline.saturating_duration_since(Instant::now());
