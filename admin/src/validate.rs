@@ -2,6 +2,7 @@
 //! pools of the device plugin (ours or the peers'), a node's policy, networks, or objects of Kubernetes
 //! or values of the chart that contain them.
 
+mod network;
 mod pools;
 
 use std::path::{Path, PathBuf};
@@ -13,7 +14,6 @@ use node::policy::Policy;
 use rdma_device_plugin::candidate::{Candidate, memory};
 use rdma_device_plugin::cli::{Defaults, NodeAddresses};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
-use rdma_netdev::validate as network;
 use serde_json::{Map, Value, json};
 
 use crate::documents::{

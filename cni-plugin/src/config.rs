@@ -10,6 +10,7 @@ mod keys;
 mod kinds;
 pub(crate) mod vf;
 
+pub use crate::rdma::RdmaRequirement;
 pub use attach::{Attach, ChildKind};
 pub use devices::{Devices, Names};
 pub use keys::all as keys;
@@ -26,7 +27,7 @@ use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId};
 use node::policy::{MAX_RAIL, partition_key, port_guid};
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::{rdma::RdmaRequirement, source_routing::SourceRouting};
+use crate::source_routing::SourceRouting;
 
 /// Which netdev of the host is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -37,7 +37,9 @@ use crate::{
 /// Code 101: policy or kubelet deny it; code 7: the network says what cannot be; code 11: it can succeed
 /// later; code 50: the node cannot do it.
 pub fn decide(network: &Config, facts: &Facts<'_>) -> Result<Vec<Part>, Error> {
-    alone(network, facts)?;
+    if let Some(first) = refusals(network, facts).into_iter().next() {
+        return Err(first);
+    }
     for nic in &facts.nics {
         is_of_unit(nic)?;
         let asked = Asked {
@@ -60,34 +62,38 @@ pub fn decide(network: &Config, facts: &Facts<'_>) -> Result<Vec<Part>, Error> {
     Ok(parts)
 }
 
-/// What can be said without a NIC.
-fn alone(network: &Config, facts: &Facts<'_>) -> Result<(), Error> {
+/// All that is wrong whichever NIC it is about: of these [`decide`] names the first.
+pub fn refusals(network: &Config, facts: &Facts<'_>) -> Vec<Error> {
+    let mut found = Vec::new();
     if network.devices == Devices::All {
         if !facts.by_unit {
-            return Err(Error::new(
-                Code::InvalidConfig,
-                "devices: all is about the units of a resource, and no deviceID says of which",
-            )
-            .with_details(
+            let what =
+                "devices: all is about the units of a resource, and no deviceID says of which";
+            found.push(Error::new(Code::InvalidConfig, what).with_details(
                 "name the resource in the network's annotation k8s.v1.cni.cncf.io/resourceName, so \
                  that Multus passes one of the pod's units",
             ));
         }
-        if let Some(ipam) = &facts.ipam_for_one {
-            return Err(addresses::serves_one(ipam).into());
-        }
+        let for_one = facts.ipam_for_one.as_deref();
+        found.extend(for_one.map(|ipam| addresses::serves_one(ipam).into()));
+    } else {
+        let lacks_target = facts::lacks_target(network, facts.by_unit, &facts.policy.allow);
+        found.extend(lacks_target.err());
     }
-    facts::lacks_target(network, facts.by_unit, &facts.policy.allow)?;
     if let Some(mtu) = network.mtu {
-        carries_ipv6(mtu, network, false)?;
+        found.extend(carries_ipv6(mtu, network, false).err());
     }
     if let (RdmaRequirement::Required, Some(mode)) = (network.rdma, facts.mode) {
-        rdma::isolation(mode)?;
+        found.extend(rdma::isolation(mode).err());
     }
     if let Attach::Child(kind) = network.attach {
-        child_link(network, kind, &Link::default())?;
+        found.extend(child_link(network, kind, &Link::default()).err());
     }
-    authorize::by_policy_alone(network, facts)
+    found.extend(authorize::by_policy_alone(network, facts));
+    if facts.nics.is_empty() {
+        found.extend(rails::number(network, facts).err());
+    }
+    found
 }
 
 /// Whether RDMA devices leave the host for the pod.

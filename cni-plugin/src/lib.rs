@@ -17,6 +17,5 @@ mod gids;
 mod orphan;
 mod rdma;
 mod source_routing;
-pub mod validate;
 
 use attachment::error;

@@ -1,6 +1,6 @@
 //! A network configuration that a namespace's user wrote: accepted or refused, the same each time;
 //! against a host of two netdevs, of which the policy allows one, no plan is about the other; and what
-//! `validate` accepts without a note is planned in full.
+//! is accepted without a NIC is decided in full on a NIC that carries everything.
 #![no_main]
 
 use cni_wire::{Command, Environment, IfName, NetworkConfig, Request};
@@ -8,15 +8,12 @@ use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use attachment::node::Places;
 use hca::MacAddress;
 use node::pattern::Pattern;
 use node::policy::{Allow, Policy, Selector};
-use rdma_netdev::authorize::{Asked, Rules, authorize};
 use rdma_netdev::config::{Attach, ChildKind, Config, Target};
-use rdma_netdev::plan::{self, Plan};
-use rdma_netdev::resolve::{self, HostLink, Resolved};
-use rdma_netdev::validate::{self, Network};
+use rdma_netdev::decide::decide;
+use rdma_netdev::facts::{self, Facts, Found, HostLink, Movable, Nic};
 
 fuzz_target!(|text: &[u8]| {
     let Ok(config) = NetworkConfig::parse(text) else {
@@ -41,28 +38,16 @@ fuzz_target!(|text: &[u8]| {
         let _ = config.ipvlan_mode();
         let _ = config.ipoib_mode();
         only_what_is_allowed(&config);
-        if let Ok(text) = std::str::from_utf8(text)
-            && is_accepted(text)
-        {
+        let policy = Policy::default();
+        if decide(&config, &Facts::without_pod(&policy, policy_path())).is_ok() {
             planned_in_full(&config);
         }
     }
     let _ = request.config.prev_result();
 });
 
-/// Whether `rdmactl validate` has neither an error nor a note, without a node.
-fn is_accepted(text: &str) -> bool {
-    let Ok(object) = serde_json::from_str(text) else {
-        return false;
-    };
-    let places = Places {
-        root: "/nonexistent".into(),
-        policy: node::policy::DEFAULT_PATH.into(),
-        node: Some("node".to_owned()),
-    };
-    let network = Network::of(&object, "network");
-    let found = validate::check(&network, &Policy::default(), &places, None);
-    found.errors.is_empty() && found.notes.is_empty()
+fn policy_path() -> &'static Path {
+    Path::new(node::policy::DEFAULT_PATH)
 }
 
 /// A netdev of the host.
@@ -84,19 +69,36 @@ fn meant(target: Option<&Target>) -> HostLink {
     }
 }
 
-fn only_what_is_allowed(config: &Config) {
-    let resolved = match config.attach {
-        Attach::Move => Resolved::Move(meant(resolve::move_target(config).ok().as_ref())),
-        Attach::Child(kind) => {
-            let master = config.master.clone().map(Target::Name);
-            Resolved::Child {
-                kind,
-                parent: meant(master.as_ref()),
-            }
-        }
-        Attach::RdmaOnly => return,
+/// A NIC with this netdev; none where the network asks for RDMA devices alone.
+fn nic(config: &Config, link: HostLink) -> Option<Nic> {
+    let found = match config.attach {
+        Attach::Move => Found::Move(Box::new(Movable {
+            link,
+            ..Movable::default()
+        })),
+        Attach::Child(kind) => Found::Child(kind, Box::new(link)),
+        Attach::RdmaOnly => return None,
     };
-    let allow = Allow {
+    Some(Nic {
+        unit: None,
+        is_of_unit: true,
+        found,
+        random: (1 << 20, MacAddress::new([2, 0, 0, 0, 0, 1])),
+    })
+}
+
+fn only_what_is_allowed(config: &Config) {
+    let target = match config.attach {
+        Attach::Move => facts::move_target(config, None).ok(),
+        Attach::Child(_) | Attach::RdmaOnly => config.master.clone().map(Target::Name),
+    };
+    let mut link = meant(target.as_ref());
+    link.is_selected = link.link.name == *"allowed";
+    let Some(nic) = nic(config, link) else {
+        return;
+    };
+    let mut policy = Policy::default();
+    policy.allow = Allow {
         non_rdma: true,
         virtual_links: true,
         unallocated: true,
@@ -107,53 +109,46 @@ fn only_what_is_allowed(config: &Config) {
         }]),
         ..Allow::default()
     };
-    let rules = Rules {
-        allow: &allow,
-        path: Path::new("/etc/rdma-netdev/policy.json"),
-        exclusive: &[],
+    let facts = Facts {
+        nics: vec![nic],
+        ..Facts::without_pod(&policy, policy_path())
     };
-    let kubelet = || unreachable!("the policy lifts it");
-    let asked = Asked {
-        config: &Config::default(),
-        moves_rdma: false,
-    };
-    let allowed = authorize(&resolved, asked, rules, kubelet).is_ok();
-    let name = resolved.host_link().map(|host| host.link.name.to_string());
-    assert_eq!(allowed, name.as_deref() == Some("allowed"));
-    let checked = plan::check(&resolved, config, &allow).is_ok();
-    if allowed
-        && checked
-        && let Ok(plan) = planned(config, resolved)
-    {
-        let host = plan.resolved.host_link().expect("a link");
-        assert_eq!(host.link.name, "allowed");
+    if let Ok(parts) = decide(config, &facts) {
+        let netdevs = parts.iter().filter_map(|part| part.netdev());
+        assert!(netdevs.into_iter().all(|netdev| netdev == "allowed"));
     }
 }
 
-fn planned(config: &Config, resolved: Resolved) -> Result<Plan, String> {
-    let ifname = IfName::parse("net1").expect("a name");
-    let random = || Ok(MacAddress::new([2, 0, 0, 0, 0, 1]));
-    let plan = Plan::of(config.clone(), resolved, ifname, random);
-    plan.map_err(|error| error.to_string())
-}
-
-/// On a link that carries everything, the plan has what the network says.
+/// On a link that carries everything, of a pod that has the HCA, the parts are what the network says.
 fn planned_in_full(config: &Config) {
-    let kind = match config.attach {
-        Attach::Child(kind) => kind,
-        Attach::Move => {
-            let mut nic = host_link("nic", 2);
-            nic.link.max_mtu = 65535;
-            return plan::check(&Resolved::Move(nic), config, &Allow::default()).expect("a move");
-        }
-        Attach::RdmaOnly => return,
+    let is_ipoib = config.attach == Attach::Child(ChildKind::Ipoib);
+    let mut link = host_link("nic", 2);
+    link.is_selected = true;
+    link.link.mtu = 65535;
+    link.link.max_mtu = 65535;
+    link.link.hardware = if is_ipoib || config.vf.node_guid.is_some() {
+        32
+    } else {
+        1
     };
-    let mut host = host_link("nic", 2);
-    host.link.mtu = 65535;
-    host.link.hardware = if kind == ChildKind::Ipoib { 32 } else { 1 };
-    let resolved = Resolved::Child { kind, parent: host };
-    plan::check(&resolved, config, &Allow::default()).expect("a child");
-    let made = planned(config, resolved).expect("a plan");
-    assert_eq!(made.config.mtu, config.mtu);
-    assert!(config.mac.is_none() || made.mac == config.mac);
+    let Some(nic) = nic(config, link) else {
+        return;
+    };
+    let mut policy = Policy::default();
+    policy.allow.non_rdma = true;
+    policy.allow.unallocated = true;
+    let facts = Facts {
+        nics: vec![nic],
+        ..Facts::without_pod(&policy, policy_path())
+    };
+    // What an RDMA device or a VF is needed for is not said of this one.
+    let Ok(parts) = decide(config, &facts) else {
+        return;
+    };
+    let [part] = parts.as_slice() else {
+        return;
+    };
+    let interface = part.interface().expect("an interface");
+    assert!(config.mtu.is_none() || interface.mtu == config.mtu);
+    assert!(config.mac.is_none() || interface.mac == config.mac);
 }

@@ -95,8 +95,8 @@ fn configure(
                 && !link.is_infiniband()
             {
                 let name = &link.name;
-                node.log.info(format_args!(
-                    "{name} has no carrier yet: IPv4 neighbours learn its address from its first ARP"
+                node.log.warn(format_args!(
+                    "{name} has no carrier: neighbours learn its addresses when the pod first sends"
                 ));
             }
         }

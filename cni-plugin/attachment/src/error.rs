@@ -6,7 +6,7 @@ use std::{fmt, io, ops::Deref, path::Path, time::Duration};
 use ::node::{policy::PolicyError, trust};
 use cni_wire::Code;
 
-use crate::cdi_file::CdiError;
+use crate::{cdi_file::CdiError, part::Defect};
 
 /// What callers tell apart beside the codes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum Kind {
     /// Another call holds a lock for longer than this one waits.
     Locked,
     /// A netdev is back on the host, and cannot be used yet: it has settings or a child of its pod.
-    Kept,
+    Kept(Defect),
     /// The name or the index of a new link is taken.
     NameTaken,
 }

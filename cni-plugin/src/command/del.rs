@@ -9,6 +9,7 @@ use attachment::{
     journal::{Key, Lock, Record},
     netdev::restore,
     node::Node,
+    part::Defect,
 };
 use cni_wire::{AttachmentId, Code, Request};
 
@@ -49,11 +50,16 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     node.journal.forget(&key)
 }
 
-/// Undoes an attachment by its record. DEL succeeds although a returned NIC carries a child, or a VF has
-/// this attachment's settings: the daemon goes on.
+/// Undoes an attachment by its record. DEL succeeds although a returned NIC carries a child, and, after a
+/// first DEL, although a VF has this attachment's settings: the daemon goes on.
 fn end(node: &mut Node, key: &Key, record: &Record) -> Result<(), Error> {
     match detach(node, key, record, restore::RETURN_TIMEOUT) {
-        Err(kept) if kept.kind == Kind::Kept => node.log.warn(kept),
+        Err(kept)
+            if kept.kind == Kind::Kept(Defect::Child)
+                || kept.kind == Kind::Kept(Defect::Vf) && record.is_returned() =>
+        {
+            node.log.warn(kept);
+        }
         done => done?,
     }
     let units = record.slots().map(|slot| slot.unit.clone()).collect();

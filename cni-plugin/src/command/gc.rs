@@ -48,7 +48,7 @@ fn collect(node: &mut Node, key: &Key) -> Result<(), Error> {
         return node.journal.forget(key);
     };
     match detach(node, key, &record, restore::RETURN_TIMEOUT) {
-        Err(kept) if kept.kind == Kind::Kept => {
+        Err(kept) if matches!(kept.kind, Kind::Kept(_)) => {
             node.log.warn(kept);
             Ok(())
         }

@@ -69,34 +69,33 @@ pub(crate) fn needs_allocation(asked: Asked<'_>, facts: &Facts<'_>) -> bool {
         }
 }
 
-/// Allows or denies what a network says, whichever NIC it is about.
-///
-/// # Errors
-/// Code 101 naming the key.
-pub(super) fn by_policy_alone(config: &Config, facts: &Facts<'_>) -> Result<(), Error> {
+/// Why the policy denies what a network says, whichever NIC it is about.
+pub(super) fn by_policy_alone(config: &Config, facts: &Facts<'_>) -> Vec<Error> {
     let (allow, policy) = (&facts.policy.allow, facts.policy_path.display());
+    let mut found: Vec<Result<(), Error>> = Vec::new();
     if is_passthru(config) && !allow.passthru {
         // A pod that has a macvlan of this mode changes the MAC address of the netdev below.
-        return denied(
+        found.push(denied(
             "mode passthru",
             "with it the pod sets the MAC address and the flags of the host's netdev",
             format!("use mode bridge; if pods may do so, set allow.passthru in {policy}"),
-        );
+        ));
     }
     if let Some((key, value)) = vf::denied(&config.vf, &allow.vf) {
-        return denied(
+        found.push(denied(
             format_args!("{key} {value}"),
             "the policy does not allow it",
             format!(
                 "leave {key} out, or choose an allowed value; if networks may set it, add it to \
                  allow.vf.{key} in {policy}"
             ),
-        );
+        ));
     }
-    match config.pkey {
-        Some(pkey) => in_partition("the network", pkey, facts),
-        None => Ok(()),
-    }
+    let pkey = config
+        .pkey
+        .map(|pkey| in_partition("the network", pkey, facts));
+    found.extend(pkey);
+    found.into_iter().filter_map(Result::err).collect()
 }
 
 fn by_policy(asked: Asked<'_>, facts: &Facts<'_>) -> Result<(), Error> {

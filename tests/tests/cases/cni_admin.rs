@@ -284,7 +284,7 @@ fn reclaim_gives_a_nic_its_name_as_soon_as_that_is_free() -> Result<()> {
     let mut records = fs::read_dir(host.state().join("attachments"))?;
     let path = records.next().context("no record of the repair")??.path();
     let record: Value = serde_json::from_slice(&fs::read(path)?)?;
-    assert_eq!(record["parts"][0]["returned"], json!(true), "{record}");
+    assert_eq!(record["parts"][0]["move"]["returned"], "name", "{record}");
     assert_eq!(record["ipam"], Value::Null, "{record}");
     let would = tool(&host, &host.netns, &["reclaim", "--dry-run"])?;
     assert!(would.contains("its NIC is back"), "{would}");
@@ -413,7 +413,7 @@ fn networks_are_checked_before_a_pod_asks_for_them() -> Result<()> {
     for (plugin, wrong) in [
         (
             json!({"attach": "move", "devices": "all", "ipam": {"type": "static"}}),
-            &["no netdev is selected", "static gives addresses to one"][..],
+            &["no deviceID says of which", "static gives addresses to one"][..],
         ),
         (
             json!({"attach": "move", "devices": "all", "names": "a-name-too-long{rail}"}),

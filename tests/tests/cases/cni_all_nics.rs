@@ -1042,7 +1042,7 @@ fn damaged_record() -> Result<()> {
     )?;
     with_record(
         |record| {
-            record["moved"] = record["parts"][0]["moved"].clone();
+            record["move"] = record["parts"][0]["move"].clone();
         },
         &["rail0@c1@net1", "damaged"],
     )

@@ -19,9 +19,9 @@ cases! {
     a_late_del_leaves_a_nic_that_another_pod_claims => late("");
     a_record_that_waits_for_a_name_holds_nothing_else => waits();
     a_vf_with_a_pods_guid_is_no_other_pods_until_its_pf_is_back =>
-        pf_away("driver", &json!("mlx5_core"));
+        pf_away(&json!({"nodeGuid": "0200:0000:0000:0001", "portGuid": "0200:0000:0000:0001"}));
     a_vf_with_a_pods_settings_is_no_other_pods_until_its_pf_is_back =>
-        pf_away("set", &json!([{"text": "trust true", "message": ""}]));
+        pf_away(&json!({"trust": true}));
     check_names_a_vf_setting_that_is_lost => lost_setting();
 }
 
@@ -113,17 +113,21 @@ fn waits() -> Result<()> {
     for (network, held) in [(scene.moving(), "rules"), (leased, "ipam")] {
         answer_of(&scene.call(), "ADD", &network)?.success()?;
         let mut journalled = record(&scene)?;
-        let is_held = |of: &Value| of.get(held).is_some() || of["parts"][0].get(held).is_some();
+        let config = |of: &Value| of["parts"][0]["move"]["interface"]["config"].clone();
+        let is_held = |of: &Value| of.get(held).is_some() || config(of).get(held).is_some();
         ensure!(is_held(&journalled), "no {held}: {journalled}");
         // As of a NIC whose RDMA device went along.
-        journalled["parts"][0]["rdma"] = json!([{"name": "mlx5_0", "index": 7}]);
+        journalled["parts"][0]["move"]["rdma"] = json!([{"name": "mlx5_0", "index": 7}]);
         fs::write(record_file(&scene)?, journalled.to_string())?;
         scene.on_host(&["link add nic0 type veth peer name other"])?;
         answer_of(&scene.call(), "DEL", &network)?.success()?;
         let rest = record(&scene)?;
-        ensure!(rest["parts"][0]["returned"] == true, "{rest}");
-        for key in ["ipam", "rules", "rdma", "child"] {
-            let has_none = rest.get(key).is_none() && rest["parts"][0].get(key).is_none();
+        let part = &rest["parts"][0]["move"];
+        ensure!(part["returned"] == "name", "{rest}");
+        for key in ["ipam", "rules", "rdma", "slots"] {
+            let has_none = [&rest, part, &config(&rest)]
+                .iter()
+                .all(|of| of.get(key).is_none());
             ensure!(has_none, "it has {key}: {rest}");
         }
         scene.on_host(&["link del nic0"])?;
@@ -136,10 +140,10 @@ fn waits() -> Result<()> {
 const PF: &str = "0000:99:00.0";
 
 /// As ADD writes it of a VF that it sets something of.
-fn write_vf(scene: &Scene, key: &str, value: &Value) -> Result<()> {
+fn write_vf(scene: &Scene, set: &Value) -> Result<()> {
     let mut journalled = record(scene)?;
-    journalled["parts"][0]["moved"]["vf"] =
-        json!({"pf": PF, "number": 0, "properties": [], key: value});
+    journalled["parts"][0]["move"]["host"]["vf"] =
+        json!({"pf": PF, "number": 0, "before": {}, "set": set, "driver": "mlx5_core"});
     fs::write(record_file(scene)?, journalled.to_string())?;
     Ok(())
 }
@@ -163,15 +167,11 @@ fn lost_setting() -> Result<()> {
     let scene = Scene::with_hardware()?;
     let mut network = scene.moving();
     network["prevResult"] = answer_of(&scene.call(), "ADD", &network)?.success()?;
-    write_vf(
-        &scene,
-        "set",
-        &json!([{"text": "trust true", "message": ""}]),
-    )?;
+    write_vf(&scene, &json!({"trust": true}))?;
     answer_of(&scene.call(), "CHECK", &network)?.success()?;
     return_pf(&scene)?;
     let checked = answer_of(&scene.call(), "CHECK", &network)?;
-    refusal(&checked, &[104], &["nic0", "trust true"])?;
+    refusal(&checked, &[104], &["nic0", "trust on"])?;
     answer_of(&scene.call(), "DEL", &network)?.success()?;
     let left = scene.host.left_behind();
     ensure!(left.is_empty(), "{left:?}");
@@ -179,19 +179,19 @@ fn lost_setting() -> Result<()> {
 }
 
 /// The first DEL says it, and the pod ends all the same.
-fn pf_away(key: &str, value: &Value) -> Result<()> {
+fn pf_away(set: &Value) -> Result<()> {
     let scene = Scene::with_hardware()?;
     let before = state(&scene.host.netns)?;
     let mut leased = scene.moving();
     leased["ipam"] = scene.host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
     answer_of(&scene.call(), "ADD", &leased)?.success()?;
-    write_vf(&scene, key, value)?;
+    write_vf(&scene, set)?;
 
     let said = answer_of(&scene.call(), "DEL", &leased)?;
     refusal(&said, &[TRY_AGAIN], &["nic0", PF, "reclaim"])?;
     for _ in 0..2 {
         let rest = record(&scene)?;
-        ensure!(rest["parts"][0]["returned"] == true, "{rest}");
+        ensure!(rest["parts"][0]["move"]["returned"] == "vf", "{rest}");
         ensure!(rest.get("ipam").is_none(), "it has its lease: {rest}");
         answer_of(&scene.call(), "DEL", &leased)?.success()?;
     }

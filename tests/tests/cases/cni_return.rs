@@ -89,8 +89,8 @@ fn unplugged() -> Result<()> {
             continue;
         }
         let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
-        record["parts"][0]["moved"]["bus"] = "pci".into();
-        record["parts"][0]["moved"]["identity"] = json!({"busDevice": PCI, "index": 4711});
+        record["parts"][0]["move"]["host"]["bus"] = "pci".into();
+        record["parts"][0]["move"]["host"]["identity"] = json!({"busDevice": PCI, "index": 4711});
         fs::write(&path, record.to_string())?;
     }
     let devices = scene.host_root().join("sys/bus/pci/devices");

@@ -249,10 +249,10 @@ fn a_child_on_a_returned_netdev_makes_its_hca_unhealthy() -> Result<()> {
         "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1", "pod": "ml/a",
         "created": 1, "boot": "",
         "netns": {"path": "/proc/1/ns/net", "device": 4, "inode": 5},
-        "parts": [{
-            "ifname": "net1", "hcas": [HCAS[1]], "returned": true, "carriesChild": true,
-            "moved": {"identity": {"index": 5}, "name": "rdma1", "state": {}, "takenAt": 1},
-        }],
+        "parts": [{"move": {
+            "interface": {"name": "net1"}, "hcas": [HCAS[1]], "returned": "child",
+            "host": {"identity": {"index": 5}, "name": "rdma1", "state": {}, "takenAt": 1},
+        }}],
     });
     let directory = machine.state().join("attachments");
     let mut builder = fs::DirBuilder::new();

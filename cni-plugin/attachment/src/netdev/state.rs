@@ -22,6 +22,7 @@ use super::{
     snapshot::Snapshot,
 };
 pub use addresses::{ADDRESS, NEIGHBOUR, ROUTE, RULE};
+pub(crate) use attributes::IPOIB_MODE;
 pub use attributes::{ALTNAME, MAC};
 use attributes::{ITEMS, VALUES};
 

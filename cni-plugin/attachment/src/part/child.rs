@@ -290,9 +290,9 @@ impl Child {
     /// Names the child of another kind that keeps the kernel from making this one: both want the only
     /// handler of received frames that a netdev has (`netdev_rx_handler_register()`). The journal is
     /// read for that only after a refusal.
-    pub(crate) fn name_rival(&self, node: &Node, refused: Error) -> Error {
+    pub(crate) fn name_rival(&self, node: &mut Node, refused: Error) -> Error {
         let (kind, parent) = (self.link.kind(), &self.parent.name);
-        match child_on(node, self.parent.index) {
+        match self.rival(node) {
             Ok(Some((other, owner))) if other != kind => Error::new(
                 Code::InvalidConfig,
                 format!(
@@ -304,6 +304,21 @@ impl Child {
             .with_details(refused.to_string()),
             _ => refused,
         }
+    }
+
+    fn rival(&self, node: &mut Node) -> Result<Option<(String, String)>, Error> {
+        for link in link::list(&mut node.netns.socket)? {
+            if let Some(kind @ (InfoKind::MacVlan | InfoKind::IpVlan)) = &link.kind
+                && link.stands_on(self.parent.index)
+            {
+                return Ok(Some((
+                    kind.to_string(),
+                    format!("{} of the host", link.name),
+                )));
+            }
+        }
+        let of_pod = child_on(node, self.parent.index)?;
+        Ok(of_pod.map(|(kind, owner)| (kind.to_owned(), owner)))
     }
 
     /// Removes the link from its pod, if that is there, or from the host.

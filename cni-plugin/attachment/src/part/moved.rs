@@ -21,6 +21,7 @@ use crate::{
         identity::LinkScope,
         restore::{self, Returned},
         snapshot::Snapshot,
+        state::IPOIB_MODE,
     },
     node::{HostNetns, Node},
     rdma::DeviceNodes,
@@ -99,17 +100,29 @@ impl Move {
         nic: &Link,
     ) -> Result<Link, Error> {
         // The driver makes IPoIB netdevs anew when their RDMA device has moved.
-        let moved = match nic.is_infiniband() && !self.rdma.is_empty() {
+        let is_anew = nic.is_infiniband() && !self.rdma.is_empty();
+        let moved = match is_anew {
             true => self.take_anew(host, pod, inside)?,
             false => self.transfer(host, pod, inside, nic)?,
         };
         let Interface { name, mtu, mac, .. } = &self.interface;
+        let mut mtu = *mtu;
+        if is_anew {
+            // It has the driver's mode, and with that another MTU.
+            let mode = nic.info.clone().into_iter();
+            let mode = mode
+                .filter(|(number, _)| IPOIB_MODE.contains(number))
+                .collect();
+            let what = format_args!("set the mode of {name}");
+            link::set_info(inside, what, moved.index, "ipoib", &mode)?;
+            mtu = mtu.or(Some(nic.mtu));
+        }
         // A VF may have it by its PF.
         let mac = mac.as_ref().map(hca::MacAddress::bytes);
         let mac = mac.filter(|mac| moved.mac != *mac);
         if mtu.is_some() || mac.is_some() {
             let change = Change {
-                mtu: *mtu,
+                mtu,
                 mac,
                 ..Change::default()
             };
@@ -267,7 +280,8 @@ impl Move {
 impl Move {
     /// Why no pod can have the netdev, which is back on the host, if so.
     pub(crate) fn unusable(&self, returned: &Returned, record: &Record) -> Option<Error> {
-        let (what, remedy) = match returned.defect()? {
+        let defect = returned.defect()?;
+        let (what, remedy) = match defect {
             Defect::Name => return None,
             Defect::Vf => {
                 let (name, owner) = (&self.host.name, record.owner());
@@ -285,7 +299,7 @@ impl Move {
                  next ADD",
             ),
         };
-        Some(Error::of(Kind::Kept, what).with_details(remedy))
+        Some(Error::of(Kind::Kept(defect), what).with_details(remedy))
     }
 
     /// What is kept of it for a repair.

@@ -71,7 +71,9 @@ fn with_exclusive(
         by_policy(asked, &facts).is_err() || !needs_allocation(asked, &facts),
         "whether the kubelet is asked"
     );
-    by_policy_alone(config, &facts)?;
+    if let Some(denied) = by_policy_alone(config, &facts).into_iter().next() {
+        return Err(denied);
+    }
     authorize(asked, &facts)
 }
 

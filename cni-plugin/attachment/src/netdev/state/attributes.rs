@@ -24,7 +24,7 @@ const KEPT_FLAGS: LinkFlags = LinkFlags::Allmulti
     .union(LinkFlags::Noarp);
 
 /// `IFLA_IPOIB_MODE`, `IFLA_IPOIB_UMCAST`
-const IPOIB_MODE: std::ops::RangeInclusive<u16> = 2..=3;
+pub(crate) const IPOIB_MODE: std::ops::RangeInclusive<u16> = 2..=3;
 
 /// What has one value, or one by name; one that differs is written. All that a link takes only while
 /// it is down before `up`; sysctls, which an MTU too small for IPv6 removes, after the MTU. The name

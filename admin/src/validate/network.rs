@@ -1,24 +1,22 @@
 //! Networks are checked before a pod asks for them, with the policy that a node has.
 //!
-//! What a call of ADD reads is read by the same functions. What depends on a node's links is
-//! checked on a host only, as STATUS does; what depends on a pod's allocation is not checked.
+//! ADD's own `decide` judges them, without a NIC. What depends on a node's links is checked on a host
+//! only, as STATUS does; what depends on a pod's allocation is not checked.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use attachment::{addresses, node::Places};
+use attachment::{Error, addresses, node::Places};
 use cni_wire::{Code, Command, Environment, NetworkConfig, Request, env, text};
 use ipam::{plugin::Plugin, store::StoreError};
 use node::policy::{FabricAddresses, Policy};
 use serde_json::{Value, json};
 
-use crate::{
+use rdma_netdev::{
     addressing::{self, addressing},
     command::status,
-    config::{Attach, Config, Devices},
-    decide::decide,
-    error::Error,
+    config::{Attach, Config, Devices, RdmaRequirement},
+    decide::refusals,
     facts::Facts,
-    rdma::RdmaRequirement,
 };
 
 /// The names under which this plugin is called: its own, and that of the RDMA CNI plugin, in whose
@@ -29,7 +27,7 @@ const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
 /// A network of the file.
 #[derive(Debug)]
-pub struct Network {
+pub(crate) struct Network {
     /// `namespace/name`, or the configuration's name.
     pub name: String,
     /// The resource whose unit decides.
@@ -40,7 +38,7 @@ pub struct Network {
 
 /// What was found about one plugin of a network, or about the network.
 #[derive(Debug, Default)]
-pub struct Findings {
+pub(crate) struct Findings {
     attach: Option<String>,
     ipam: Option<String>,
     ranges: Vec<String>,
@@ -50,8 +48,7 @@ pub struct Findings {
 }
 
 /// Checks a network with the node's policy.
-#[must_use]
-pub fn check(
+pub(crate) fn check(
     network: &Network,
     policy: &Policy,
     places: &Places,
@@ -124,7 +121,8 @@ fn check_plugin(
         ranges,
         ..Facts::without_pod(policy, &places.policy)
     };
-    found.note(|_| decide(&config, &facts).map(drop));
+    let refused = refusals(&config, &facts).into_iter();
+    found.errors.extend(refused.map(|error| error.to_string()));
     if host.is_some() && found.errors.len() == before {
         found.note(|found| {
             let subject = format!("validate {}", network.name);
@@ -232,8 +230,7 @@ fn attach(config: &Config, by_unit: bool) -> String {
 impl Network {
     /// A `NetworkAttachmentDefinition`, a conflist or a configuration; `place` names one that has no
     /// name.
-    #[must_use]
-    pub fn of(object: &Value, place: &str) -> Self {
+    pub(crate) fn of(object: &Value, place: &str) -> Self {
         if object.get("kind").is_some() {
             return of_definition(object);
         }
@@ -328,8 +325,7 @@ fn is_ours(plugin: &Value) -> bool {
 }
 
 impl Findings {
-    #[must_use]
-    pub fn document(&self, network: &Network) -> Value {
+    pub(crate) fn document(&self, network: &Network) -> Value {
         json!({
             "network": network.name,
             "resource": network.resource,
@@ -341,8 +337,7 @@ impl Findings {
     }
 
     /// For a person; without the errors.
-    #[must_use]
-    pub fn text(&self, network: &Network) -> String {
+    pub(crate) fn text(&self, network: &Network) -> String {
         let line = |what: &str| format!("{}: {}\n", network.name, text::printable(what));
         let mut text = String::new();
         if let (Some(attach), true) = (&self.attach, self.errors.is_empty()) {
