@@ -120,6 +120,9 @@ fn add(
     {
         name_is_free(inside, part.name(), pod)?;
     }
+    if matches!(ipam, Ipam::None) {
+        warn_of_left_addresses(node, &parts);
+    }
 
     let leased = match &call.chain.taken {
         Some(of_chain) => vec![Some(of_chain.clone())],
@@ -162,6 +165,26 @@ fn add(
         bound.commit(node, gid_indexes)?;
     }
     Ok(result)
+}
+
+/// Without an IPAM a moved netdev takes its addresses along, but for those with a lifetime.
+fn warn_of_left_addresses(node: &Node, parts: &[Part]) {
+    for host in parts
+        .iter()
+        .filter_map(Part::moved)
+        .map(|moved| &moved.host)
+    {
+        let stay = host.leased_addresses();
+        if !host.static_addresses && !stay.is_empty() {
+            node.log.warn(format_args!(
+                "{} leaves addresses with a lifetime on the host: {}; to take them along, set \
+                 \"fabricAddresses\": \"static\" in {}",
+                host.name,
+                stay.join(", "),
+                node.policy.path.display()
+            ));
+        }
+    }
 }
 
 /// Gives each interface its addresses, routes and rules, and says what is answered of them.
