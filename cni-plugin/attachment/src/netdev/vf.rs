@@ -53,11 +53,8 @@ pub struct VfSettings {
     pub min_tx_rate: Option<u32>,
     pub max_tx_rate: Option<u32>,
     pub link_state: Option<LinkState>,
-    #[serde(with = "text")]
     pub mac: Option<MacAddress>,
-    #[serde(with = "text")]
     pub node_guid: Option<Guid>,
-    #[serde(with = "text")]
     pub port_guid: Option<Guid>,
 }
 
@@ -100,28 +97,6 @@ impl Protocol {
             Protocol::Q => VlanProtocol::Ieee8021Q,
             Protocol::Ad => VlanProtocol::Ieee8021Ad,
         }
-    }
-}
-
-/// Values as the text that they are written as.
-mod text {
-    use std::{fmt::Display, str::FromStr};
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
-
-    pub(super) fn serialize<T: Display, S: Serializer>(
-        value: &Option<T>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.as_ref().map(ToString::to_string).serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Option<T>, D::Error> {
-        let text = Option::<String>::deserialize(from)?;
-        text.map(|text| text.parse().map_err(D::Error::custom))
-            .transpose()
     }
 }
 
