@@ -22,7 +22,6 @@ use crate::{
     error::Error,
     journal::{Journal, Key, Record},
     log::{self, Log},
-    netdev::restore::HostContext,
 };
 
 /// Where things are, as `main` found them in the environment.
@@ -140,16 +139,6 @@ impl Node {
             }
         }
         Ok(records)
-    }
-
-    /// What a restoration stands on.
-    pub fn host_context(&mut self) -> HostContext<'_> {
-        HostContext {
-            namespace: &self.netns.namespace,
-            socket: &mut self.netns.socket,
-            proc: &self.roots.proc,
-            sys: &self.roots.sys,
-        }
     }
 
     /// The socket on which the daemon answers this node's programs.

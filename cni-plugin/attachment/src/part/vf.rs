@@ -53,7 +53,7 @@ pub(super) fn apply(
         // A driver that starts takes the lowest numbers that are free.
         let guid = vf.set.node_guid;
         let _lock = guid.map(|_| node.journal.lock_rdma()).transpose()?;
-        let set = vf.apply(&node.roots.sys, &mut node.netns.socket, address);
+        let set = vf.apply(&node.roots, &mut node.netns.socket, address);
         set.map_err(|refused| {
             Error::from(refused).with_details(
                 "the driver of the physical function decides what its VFs can have; dmesg may say more",
