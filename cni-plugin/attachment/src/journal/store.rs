@@ -85,10 +85,8 @@ impl Key {
 
     /// The name of its container and interface, whatever the network: that of the lock.
     fn attachment(&self) -> &str {
-        self.0
-            .find('@')
-            .and_then(|at| self.0.get(at..))
-            .unwrap_or(&self.0)
+        let at = self.0.find('@');
+        at.and_then(|at| self.0.get(at..)).unwrap_or(&self.0)
     }
 
     pub fn as_str(&self) -> &str {

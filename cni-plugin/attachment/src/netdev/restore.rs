@@ -45,6 +45,11 @@ pub struct Returned {
 }
 
 impl Returned {
+    /// What is refused is a warning.
+    pub(super) fn attempt(&mut self, done: netlink::Result<()>) {
+        self.warnings.extend(done.err().map(|e| e.to_string()));
+    }
+
     /// The worst that has to be repaired later.
     pub fn defect(&self) -> Option<Defect> {
         let found = [
@@ -90,8 +95,7 @@ pub fn return_netdev(
                 .filter(|port| pod.is_none() && !port.is_up());
             let made = |link: &&Link| returned.is_some_and(|port| link.is_partition_of(port));
             for child in links.iter().filter(made) {
-                let deleted = link::delete(&mut node.netns.socket, child);
-                report.warnings.extend(deleted.err().map(|e| e.to_string()));
+                report.attempt(link::delete(&mut node.netns.socket, child));
             }
         }
         let device = taken.identity.bus_device.as_deref().unwrap_or_default();

@@ -89,7 +89,7 @@ struct Attribute {
 
 /// Restores the state of a netdev of the host.
 pub(super) fn restore(node: &mut Node, before: &Snapshot, link: Link, report: &mut Returned) {
-    let restoration = Restoration {
+    Restoration {
         netdev: Netdev {
             socket: &mut node.netns.socket,
             proc: &node.roots.proc,
@@ -99,8 +99,8 @@ pub(super) fn restore(node: &mut Node, before: &Snapshot, link: Link, report: &m
         host: &node.roots,
         before,
         report,
-    };
-    restoration.run();
+    }
+    .run();
 }
 
 struct Restoration<'a> {
@@ -196,9 +196,7 @@ impl<'a> Restoration<'a> {
     }
 
     fn attempt(&mut self, done: Written) {
-        self.report
-            .warnings
-            .extend(done.err().map(|e| e.to_string()));
+        self.report.attempt(done);
     }
 
     /// Reads the link again, of which some values follow from others.

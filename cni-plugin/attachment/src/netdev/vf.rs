@@ -236,7 +236,7 @@ impl Vf {
         Ok(found.map(|(_, reported)| Vf {
             pf: pf.to_string(),
             number,
-            before: VfSettings::of(&reported.unwrap_or_default()),
+            before: VfSettings::of(&reported),
             set: VfSettings::default(),
             driver,
         }))
@@ -420,7 +420,8 @@ impl Vf {
             return Ok(None);
         };
         let found = netdev_of(host, socket, pf, self.number)?;
-        Ok(found.and_then(|(pf, reported)| Some((pf, VfSettings::of(&reported?)))))
+        let found = found.filter(|(_, reported)| !reported.is_empty());
+        Ok(found.map(|(pf, reported)| (pf, VfSettings::of(&reported))))
     }
 
     fn set(
@@ -462,23 +463,20 @@ fn place(host: &Host, address: &str) -> Option<(PciAddress, u32, Option<String>)
     }
 }
 
-/// The PF's netdev, and what it says of a VF ([`link::vf_properties`]).
-type Described = (Link, Option<Vec<VfInfo>>);
-
-/// The PF's netdev, with what it says of a VF. In switchdev mode the representors of VFs are netdevs of
+/// The PF's netdev, with what it says of a VF, if anything. In switchdev mode the representors of VFs are netdevs of
 /// the PF, which say nothing of VFs; of the two ports of an mlx4, settings go through any.
 fn netdev_of(
     host: &Host,
     socket: &mut Socket,
     pf: PciAddress,
     number: u32,
-) -> netlink::Result<Option<Described>> {
+) -> netlink::Result<Option<(Link, Vec<VfInfo>)>> {
     let occupants = lookup::on_pci(host, pf);
     let mut first = None;
     for netdev in occupants.into_iter().flat_map(|found| found.netdevs) {
         if let Some(link) = link::get(socket, By::Name(netdev.name.as_bytes()))? {
-            let properties = link::vf_properties(socket, link.index, number)?;
-            if properties.as_ref().is_some_and(|all| !all.is_empty()) {
+            let properties = link::vf_properties(socket, link.index, number)?.unwrap_or_default();
+            if !properties.is_empty() {
                 return Ok(Some((link, properties)));
             }
             first = first.or(Some((link, properties)));

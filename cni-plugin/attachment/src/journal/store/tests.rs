@@ -158,8 +158,8 @@ fn a_record_too_large_to_be_read_is_not_written() {
     assert_eq!(store.create(&key, &large).unwrap_err().code, Code::State);
     assert!(store.list().unwrap().is_empty());
     store.create(&key, &record()).unwrap();
-    store.replace(&key, &large).unwrap();
-    assert_eq!(store.read(&key).unwrap(), Some(large));
+    assert_eq!(store.replace(&key, &large).unwrap_err().code, Code::State);
+    assert_eq!(store.read(&key).unwrap(), Some(record()));
     // Somebody else's doing; half of it would read as "nothing was done".
     let path = store.attachments().join(key.as_str());
     fs::write(&path, " ".repeat(bytes(MAX_RECORD_BYTES) + 1)).unwrap();
@@ -422,6 +422,7 @@ fn a_record_of_exactly_the_most_bytes_is_written() {
     let refused = store.create(&key, &record_of(MAX_RECORD_BYTES + 1));
     assert_eq!(refused.unwrap_err().code, Code::State);
     store.create(&key, &record_of(MAX_RECORD_BYTES)).unwrap();
+    assert!(store.read(&key).unwrap().is_some());
 }
 
 /// Otherwise GC and reclaim would find nothing to do, and a NIC would stay in a pod.

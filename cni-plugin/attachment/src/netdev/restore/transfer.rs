@@ -124,8 +124,7 @@ fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &m
     // Hardware cannot be deleted.
     let stands_on = |link: &&Link| link.kind.is_some() && link.stands_on(below.index);
     for child in links.iter().filter(stands_on) {
-        let deleted = link::delete(inside, child);
-        report.warnings.extend(deleted.err().map(|e| e.to_string()));
+        report.attempt(link::delete(inside, child));
     }
 }
 
@@ -149,8 +148,7 @@ fn move_to_host(
     loop {
         // Those of before are restored on the host.
         for altname in std::mem::take(&mut link.altnames) {
-            let removed = link::remove_altname(inside, &link, &altname);
-            report.warnings.extend(removed.err().map(|e| e.to_string()));
+            report.attempt(link::remove_altname(inside, &link, &altname));
         }
         let name = temporary_name(&mut node.netns.socket, &link, attempt)?;
         // A link of the pod may have the name.
@@ -198,7 +196,7 @@ pub(super) fn rename(node: &mut Node, link: &mut Link, taken: &Snapshot, report:
         }
         let name = temporary_name(&mut node.netns.socket, link, attempt);
         let named = name.and_then(|name| set_name(&mut node.netns.socket, link, name));
-        report.warnings.extend(named.err().map(|e| e.to_string()));
+        report.attempt(named.map(drop));
     }
     report.warnings.push(format!(
         "{why}; {} is called {} until it can be renamed",
