@@ -127,24 +127,6 @@ impl Ipam {
         }
     }
 
-    /// CHECK, of several interfaces by their rails.
-    ///
-    /// # Errors
-    /// As [`Ipam::ask`].
-    pub fn check(
-        &self,
-        node: &Node,
-        request: &Request,
-        rails: Option<Vec<u32>>,
-    ) -> Result<(), Error> {
-        match self {
-            Ipam::Own => self.logged(node, Command::Check, || {
-                node.ipam.check(request, rails.as_deref())
-            }),
-            _ => self.ask(node, Command::Check, request),
-        }
-    }
-
     /// Releases what a failed ADD may hold; the first error stays the first.
     pub fn release_after(&self, node: &Node, request: &Request, first: Error) -> Error {
         match self.del(node, request) {
@@ -172,11 +154,18 @@ impl Ipam {
         })
     }
 
-    pub fn ask(&self, node: &Node, command: Command, request: &Request) -> Result<(), Error> {
+    /// CHECK, of several interfaces by their `rails`; STATUS and GC.
+    pub fn ask(
+        &self,
+        node: &Node,
+        command: Command,
+        request: &Request,
+        rails: Option<&[u32]>,
+    ) -> Result<(), Error> {
         self.logged(node, command, || match self {
             Ipam::None => Ok(()),
             Ipam::Own => match command {
-                Command::Check => node.ipam.check(request, None),
+                Command::Check => node.ipam.check(request, rails),
                 Command::Status => node.ipam.status(request),
                 Command::Gc => node.ipam.gc(request),
                 Command::Add | Command::Del | Command::Version => Ok(()),
@@ -372,15 +361,11 @@ fn no_ipam(kind: &str, why: &str) -> Error {
 /// Code 101: the policy's `allow.ipam` does not list it, or it is this plugin; code 2: it is `dhcp`.
 pub fn allowed_by(allowed: &[String], path: &Path, kind: &str) -> Result<(), Error> {
     can_be_ipam(kind)?;
-    match is_listed(allowed, kind) {
+    let listed = |name: &str| allowed.iter().any(|known| known == name);
+    match listed(kind) || kind == COMPATIBLE && listed(OWN) {
         true => Ok(()),
         false => Err(unlisted(allowed, path, kind)),
     }
-}
-
-fn is_listed(allowed: &[String], kind: &str) -> bool {
-    let listed = |name: &str| allowed.iter().any(|known| known == name);
-    listed(kind) || kind == COMPATIBLE && listed(OWN)
 }
 
 /// Whether a type is ours, under either of the names that our configuration is known by.

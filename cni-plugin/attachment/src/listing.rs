@@ -15,7 +15,7 @@ use crate::{
     journal::{self, Key, Record},
     netdev::identity::LinkScope,
     node::Node,
-    part::{Move, Part},
+    part::Part,
     reclaim::{Netns, in_host_namespace, netns},
 };
 
@@ -74,43 +74,28 @@ impl Attachment {
             Ok(positions) => (positions, None),
             Err(error) => (Some(Vec::new()), Some(error)),
         };
-        let of = |(interface, part): (usize, &Part)| {
-            let numbers = positions.as_ref().map(|positions| {
-                let own = positions.iter().enumerate();
-                let own = own.filter(|(_, position)| **position == interface);
-                own.map(|(number, _)| number).collect()
-            });
-            Self {
-                presence: links.as_ref().and_then(|links| presence(part, links)),
-                ..Self::of(record, part, netns_state, numbers)
-            }
-        };
-        let all = record.parts.iter().enumerate();
-        (all.map(of).collect(), unknown)
-    }
-
-    fn of(
-        record: &Record,
-        part: &Part,
-        netns_state: &'static str,
-        lease_numbers: Option<BTreeSet<usize>>,
-    ) -> Self {
-        Self {
+        let of = |(interface, part): (usize, &Part)| Self {
             pod: record.pod.clone(),
             interface: part.name().to_owned(),
             network: record.network.clone(),
             container: record.container_id.clone(),
             ifname: record.ifname.clone(),
-            lease_numbers,
+            lease_numbers: positions.as_ref().map(|positions| {
+                let own = positions.iter().enumerate();
+                let own = own.filter(|(_, position)| **position == interface);
+                own.map(|(number, _)| number).collect()
+            }),
             kind: Some(part.attach().to_owned()),
             netdev: part.netdev(),
             hcas: part.hcas().map(str::to_owned).collect(),
             netns: record.netns.path.clone(),
             netns_state,
-            presence: None,
+            presence: links.as_ref().and_then(|links| presence(part, links)),
             created: record.created,
             warning: part.child().and_then(|child| child.warning.clone()),
-        }
+        };
+        let all = record.parts.iter().enumerate();
+        (all.map(of).collect(), unknown)
     }
 }
 
@@ -155,20 +140,19 @@ fn read_links(node: &mut Node, pod: &Namespace) -> netlink::Result<PodLinks> {
 
 /// Whether a part's interface is among the links of its pod. Pure.
 fn presence(part: &Part, links: &Result<PodLinks, String>) -> Option<Presence> {
-    let is_returned = |moved: &Move| moved.returned.is_some();
-    if part.interface().is_none() || part.moved().is_some_and(is_returned) {
+    if part.moved().is_some_and(|moved| moved.returned.is_some()) {
         return None;
     }
     let (links, scope) = match links {
         Ok((links, scope)) => (links, *scope),
+        Err(_) if part.interface().is_none() => return None,
         Err(why) => return Some(Presence::Unknown(why.clone())),
     };
     let found = match part {
-        Part::Move(moved) => moved
-            .host
-            .identity
-            .find(links, scope)
-            .map(|link| link.is_some()),
+        Part::Move(moved) => {
+            let found = moved.host.identity.find(links, scope);
+            found.map(|link| link.is_some())
+        }
         Part::Child(child) => Ok(links.iter().any(|link| child.is(link, scope))),
         Part::RdmaOnly(_) => return None,
     };

@@ -22,7 +22,6 @@ use crate::{
     error::Error,
     journal::{Journal, Key, Record},
     log::{self, Log},
-    netdev::restore::HostContext,
 };
 
 /// Where things are, as `main` found them in the environment.
@@ -59,6 +58,15 @@ pub struct HostNetns {
     pub socket: Socket,
 }
 
+impl HostNetns {
+    fn open(places: &Places) -> Result<Self, Error> {
+        Ok(HostNetns {
+            namespace: Namespace::current(&places.root.join("proc"))?,
+            socket: Socket::open()?,
+        })
+    }
+}
+
 /// The node's policy and where it stands.
 #[derive(Debug)]
 pub struct NodePolicy {
@@ -75,7 +83,8 @@ impl Node {
     /// The policy is wrong, or the kernel gives no socket.
     pub fn open(places: &Places, subject: String) -> Result<Node, Error> {
         let policy = Policy::load(&places.policy)?;
-        Node::with(places, policy, None, subject)
+        let netns = HostNetns::open(places)?;
+        Ok(Node::with(places, policy, None, &subject, netns))
     }
 
     /// For DEL, GC and reclaim: what can be read of the policy has to do.
@@ -84,37 +93,35 @@ impl Node {
     /// The kernel gives no socket.
     pub fn open_for_release(places: &Places, subject: String) -> Result<Node, Error> {
         let (policy, fault) = Policy::load_for_release(&places.policy);
-        Node::with(places, policy, fault, subject)
+        let netns = HostNetns::open(places)?;
+        Ok(Node::with(places, policy, fault, &subject, netns))
     }
 
-    fn with(
+    pub(crate) fn with(
         places: &Places,
         policy: Policy,
         fault: Option<PolicyError>,
-        subject: String,
-    ) -> Result<Node, Error> {
+        subject: &str,
+        netns: HostNetns,
+    ) -> Node {
         let roots = Host::at(&places.root);
-        let namespace = Namespace::current(&roots.proc)?;
-        let log = Log::new(&policy.log, log::PROGRAM, &subject);
+        let log = Log::new(&policy.log, log::PROGRAM, subject);
         log::observe(&log);
-        Ok(Node {
+        Node {
             journal: Journal::at(&policy.state_dir),
             ipam: Ipam::new(policy.clone(), &places.root, places.node.as_deref()),
             log,
             reported_unreadable: Cell::new(false),
             boot: boot_id(&roots.proc),
             root: places.root.clone(),
-            netns: HostNetns {
-                namespace,
-                socket: Socket::open()?,
-            },
+            netns,
             roots,
             policy: NodePolicy {
                 values: policy,
                 path: places.policy.clone(),
                 fault,
             },
-        })
+        }
     }
 
     /// Whether a record or a claim with this boot ID is of the present boot, as far as is known.
@@ -132,16 +139,6 @@ impl Node {
             }
         }
         Ok(records)
-    }
-
-    /// What a restoration stands on.
-    pub fn host_context(&mut self) -> HostContext<'_> {
-        HostContext {
-            namespace: &self.netns.namespace,
-            socket: &mut self.netns.socket,
-            proc: &self.roots.proc,
-            sys: &self.roots.sys,
-        }
     }
 
     /// The socket on which the daemon answers this node's programs.

@@ -165,3 +165,6 @@ impl fmt::Display for Part {
         interface.config.fmt(f)
     }
 }
+
+#[cfg(test)]
+mod tests;

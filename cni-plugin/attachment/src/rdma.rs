@@ -22,7 +22,7 @@ use std::{
 use cni_wire::Code;
 use hca::{CharDevice, Guid, Host, NetnsMode, chardev::verbs};
 use netlink::{
-    Namespace, Socket,
+    Namespace,
     rdma::{self, Device},
 };
 
@@ -240,8 +240,11 @@ pub fn return_devices(
             let there = rdma::list(&mut host)?;
             let parents = parents(&node.roots)?;
             if let Some(device) = find(known, &there, &parents) {
-                if device.name != known.name {
-                    restore_name(node, &mut host, device, &known.name);
+                // A name that is taken meanwhile is a warning: the device is back.
+                if device.name != known.name
+                    && let Err(e) = rdma::rename(&mut host, device, &known.name)
+                {
+                    node.log.warn(e);
                 }
                 node.log.info(format_args!(
                     "RDMA device {} is back on the host",
@@ -270,13 +273,6 @@ pub fn return_devices(
         }
     }
     Ok(())
-}
-
-/// A name that is taken meanwhile is a warning: the device is back.
-fn restore_name(node: &Node, host: &mut Socket, device: &Device, name: &str) {
-    if let Err(e) = rdma::rename(host, device, name) {
-        node.log.warn(e);
-    }
 }
 
 /// Whether a device is on a bus and has a driver. While the kernel moves the RDMA device on it, which it

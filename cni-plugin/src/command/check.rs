@@ -8,7 +8,7 @@ use attachment::{
     part::{Interface, Part},
     rdma,
 };
-use cni_wire::{CniResult, Code, Request};
+use cni_wire::{CniResult, Code, Command, Request};
 use netlink::{
     Socket, address,
     link::{self, By, Link},
@@ -61,8 +61,8 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     }
     let ipam = Ipam::of(&node, request)?;
     drop(inside);
-    let rails = recorded.parts.iter().map(Part::rail).collect();
-    Ok(ipam.check(&node, request, rails)?)
+    let rails: Option<Vec<u32>> = recorded.parts.iter().map(Part::rail).collect();
+    Ok(ipam.ask(&node, Command::Check, request, rails.as_deref())?)
 }
 
 /// One interface of the attachment.

@@ -35,7 +35,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     failures.extend(del::is_known(&node, format_args!("GC of network {network}")).err());
     // An interface that is still there may still use its address.
     if failures.is_empty() {
-        let asked = Ipam::of_release(&node, request).ask(&node, Command::Gc, request);
+        let asked = Ipam::of_release(&node, request).ask(&node, Command::Gc, request, None);
         failures.extend(asked.err().map(Error::from));
     }
     Error::all(failures).map_or(Ok(()), Err)

@@ -31,7 +31,7 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<Vec<St
         error
     };
     let (node, ipam, warnings) = check(places, subject, request).map_err(unavailable)?;
-    ipam.ask(&node, Command::Status, request)?;
+    ipam.ask(&node, Command::Status, request, None)?;
     Ok(warnings)
 }
 

@@ -26,7 +26,6 @@ use std::{
 use cni_wire::{AttachmentId, Code, ContainerId, IfName};
 use nix::{
     errno::Errno,
-    fcntl::{FallocateFlags, fallocate},
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::inotify::{AddWatchFlags, InitFlags, Inotify},
 };
@@ -51,13 +50,11 @@ const MAX_RECORD_NAME_BYTES: usize = 255 - NEW.len();
 const LOCK: &str = "lock";
 /// Stands before the name of a record while it is written.
 const NEW: &str = ".new-";
-/// The most bytes of a record that is read. Usual are some ten kilobytes with the sysctls of a
+/// The most bytes of a record. Usual are some ten kilobytes with the sysctls of a
 /// moved netdev; the network configuration is in it, too.
 const MAX_RECORD_BYTES: u64 = 16 << 20;
 /// The version of claims that this program reads and writes.
 const CLAIM_VERSION: u32 = 1;
-/// The most bytes of a new record: what a later one says of the same attachment fits besides.
-const MAX_NEW_RECORD_BYTES: u64 = 15 << 20;
 
 /// The name of an attachment's record.
 ///
@@ -88,10 +85,8 @@ impl Key {
 
     /// The name of its container and interface, whatever the network: that of the lock.
     fn attachment(&self) -> &str {
-        self.0
-            .find('@')
-            .and_then(|at| self.0.get(at..))
-            .unwrap_or(&self.0)
+        let at = self.0.find('@');
+        at.and_then(|at| self.0.get(at..)).unwrap_or(&self.0)
     }
 
     pub fn as_str(&self) -> &str {
@@ -262,7 +257,7 @@ impl Journal {
             Error::new(Code::Exists, what).with_details("the runtime must DEL it first")
         };
         let path = self.attachments().join(&key.0);
-        let text = self.encoded(key, record, MAX_NEW_RECORD_BYTES)?;
+        let text = self.encoded(key, record)?;
         let new = self.draft(&key.0)?;
         new.write(&text)?;
         fs::hard_link(&new.path, &path).map_err(|e| match e.kind() {
@@ -277,19 +272,20 @@ impl Journal {
     /// It is too large, or the file system's; the old one is there then.
     pub fn replace(&self, key: &Key, record: &Record) -> Result<(), Error> {
         let path = self.attachments().join(&key.0);
-        let text = self.encoded(key, record, MAX_RECORD_BYTES)?;
+        let text = self.encoded(key, record)?;
         let new = self.draft(&key.0)?;
-        reserve(&new.file, text.len());
         new.write(&text)?;
         fs::rename(&new.path, &path).map_err(|e| Error::file("write", &path, e))
     }
 
-    fn encoded(&self, key: &Key, record: &Record, limit: u64) -> Result<Vec<u8>, Error> {
+    fn encoded(&self, key: &Key, record: &Record) -> Result<Vec<u8>, Error> {
         let path = self.attachments().join(&key.0);
         let text = serde_json::to_vec(record).map_err(|e| Error::file("write", &path, e.into()))?;
-        if text.len() as u64 > limit {
+        if text.len() as u64 > MAX_RECORD_BYTES {
             let (path, bytes) = (path.display(), text.len());
-            let what = format!("{path} would have {bytes} bytes, and a record has at most {limit}");
+            let what = format!(
+                "{path} would have {bytes} bytes, and a record has at most {MAX_RECORD_BYTES}"
+            );
             return Err(Error::new(Code::State, what).with_details(
                 "make the network configuration and CNI_ARGS smaller; both are kept in it",
             ));
@@ -480,15 +476,6 @@ fn newer(path: &Path, version: u32) -> Error {
     );
     Error::new(Code::State, what)
         .with_details("upgrade rdma-netdev on this node again; it was newer before")
-}
-
-/// Allocates the blocks of a file that will be renamed over another: ext4 writes out those that it has
-/// put off until then (`ext4_alloc_da_blocks()` in `ext4_rename()`), which takes as long as all else
-/// of the record. A file system that cannot do it needs it not.
-fn reserve(file: &File, bytes: usize) {
-    if let Ok(bytes) = bytes.try_into() {
-        let _ = fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, bytes);
-    }
 }
 
 #[cfg(test)]

@@ -109,7 +109,8 @@ impl Identity {
         let number: String = number.map(|value| hexadecimal(value)).collect();
         Identity {
             bus_device: link.bus_device.clone(),
-            permanent_mac: (!link.permanent_mac.is_empty()).then(|| mac_text(&link.permanent_mac)),
+            permanent_mac: (!link.permanent_mac.is_empty())
+                .then(|| MacAddress::new(link.permanent_mac.as_slice()).to_string()),
             port: link.port.clone(),
             kind,
             parent: link.parent.filter(|_| link.kind.is_some()),
@@ -218,10 +219,6 @@ pub(super) fn port_part(mac: &str) -> &str {
     } else {
         mac
     }
-}
-
-pub(super) fn mac_text(bytes: &[u8]) -> String {
-    MacAddress::new(bytes).to_string()
 }
 
 #[cfg(test)]

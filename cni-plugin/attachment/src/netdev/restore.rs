@@ -8,19 +8,18 @@
 mod transfer;
 
 use std::{
-    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
-use crate::{error::Error, part::Defect};
+use crate::{error::Error, node::Node, part::Defect};
 use netlink::{
-    Namespace, Socket,
+    Namespace,
     link::{self, Link},
 };
 use transfer::{find_on_host, is_gone, rename, take_out};
 
-use super::{snapshot::Snapshot, state, vf::Guids};
+use super::{snapshot::Snapshot, state};
 
 /// How long a netdev may take to return from a namespace that is being torn down. The kernel
 /// returns it after two grace periods, with many namespaces one after the other.
@@ -28,16 +27,6 @@ pub const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the driver of a VF may take to make its netdev and RDMA device, once it is bound again.
 pub const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
-
-#[derive(Debug)]
-pub struct HostContext<'a> {
-    /// The host's namespace, in which the thread is.
-    pub namespace: &'a Namespace,
-    pub socket: &'a mut Socket,
-    pub proc: &'a Path,
-    /// The sysfs of the host.
-    pub sys: &'a Path,
-}
 
 #[derive(Debug, Default)]
 pub struct Returned {
@@ -56,6 +45,11 @@ pub struct Returned {
 }
 
 impl Returned {
+    /// What is refused is a warning.
+    pub(super) fn attempt(&mut self, done: netlink::Result<()>) {
+        self.warnings.extend(done.err().map(|e| e.to_string()));
+    }
+
     /// The worst that has to be repaired later.
     pub fn defect(&self) -> Option<Defect> {
         let found = [
@@ -73,18 +67,18 @@ impl Returned {
 /// # Errors
 /// It is not found within `timeout`, several links could be it, or the kernel does not let it go.
 pub fn return_netdev(
-    host_context: &mut HostContext<'_>,
+    node: &mut Node,
     taken: &Snapshot,
     pod: Option<&Namespace>,
     timeout: Duration,
 ) -> Result<Returned, Error> {
     let mut report = Returned::default();
     let (mut started, mut timeout) = (Instant::now(), timeout);
-    let mut guids = Guids::Unchanged;
+    let mut has_new_driver = false;
     loop {
         // Whatever the pod's namespace refuses, a netdev that the host has is restored.
         let taken_out = match pod {
-            Some(pod) => take_out(host_context, taken, pod, &mut report),
+            Some(pod) => take_out(node, taken, pod, &mut report),
             None => Ok(None),
         };
         let (mut arrived, refused) = match taken_out {
@@ -92,8 +86,8 @@ pub fn return_netdev(
             Err(e) => (None, Some(e)),
         };
         if arrived.is_none() {
-            let links = link::list(host_context.socket)?;
-            arrived = find_on_host(host_context, taken, &links)?.cloned();
+            let links = link::list(&mut node.netns.socket)?;
+            arrived = find_on_host(node, taken, &links)?.cloned();
             // The partitions that the pod made on it: the kernel gives them to the host, too, when the
             // pod's namespace ends. It had none when it was taken, and is down when it returns so.
             let returned = arrived
@@ -101,38 +95,28 @@ pub fn return_netdev(
                 .filter(|port| pod.is_none() && !port.is_up());
             let made = |link: &&Link| returned.is_some_and(|port| link.is_partition_of(port));
             for child in links.iter().filter(made) {
-                let deleted = link::delete(host_context.socket, child);
-                report.warnings.extend(deleted.err().map(|e| e.to_string()));
+                report.attempt(link::delete(&mut node.netns.socket, child));
             }
         }
         let device = taken.identity.bus_device.as_deref().unwrap_or_default();
         if let Some(vf) = &taken.vf
-            && guids != Guids::Renewed
-            && (arrived.is_some() || vf.lacks_driver(host_context.sys, device))
+            && !has_new_driver
+            && (arrived.is_some() || vf.lacks_driver(&node.roots.sys, device))
         {
-            match vf.restore_guid(host_context.sys, host_context.socket, device) {
-                Ok(restored) => guids = restored,
-                Err(e) if arrived.is_some() => report.vf_kept = Some(e.to_string()),
-                Err(e) => return Err(e.into()),
-            }
-            match guids {
-                Guids::Unchanged => {}
-                Guids::PfAway => {
-                    let away = format!(
-                        "its PF {} has no netdev on the host, or says nothing of it",
-                        vf.pf
-                    );
-                    report.vf_kept = Some(away);
-                }
-                Guids::Renewed => {
+            match vf.restore_guids(&node.roots, &mut node.netns.socket, device) {
+                Ok(false) => {}
+                Ok(true) => {
+                    has_new_driver = true;
                     (started, timeout) = (Instant::now(), DRIVER_TIMEOUT);
                     continue;
                 }
+                Err(e) if arrived.is_some() => report.vf_kept = Some(e.to_string()),
+                Err(e) => return Err(e.into()),
             }
         }
         if let Some(mut link) = arrived {
             if link.name != taken.name {
-                rename(host_context, &mut link, taken, &mut report);
+                rename(node, &mut link, taken, &mut report);
             }
             if link.index != taken.identity.index {
                 report.warnings.push(format!(
@@ -143,18 +127,18 @@ pub fn return_netdev(
             }
             // A change of namespaces does not take it away from beneath a child in another one.
             if link.is_ethernet() {
-                match link::carries_child(host_context.socket, &link) {
+                match link::carries_child(&mut node.netns.socket, &link) {
                     Ok(carries_child) => report.carries_child = carries_child,
                     Err(e) => report.warnings.push(e.to_string()),
                 }
             }
-            state::restore(host_context, taken, link, &mut report);
+            state::restore(node, taken, link, &mut report);
             return Ok(report);
         }
         if let Some(refused) = refused {
             return Err(refused);
         }
-        if is_gone(host_context, taken)? {
+        if is_gone(node, taken)? {
             report.hardware_gone = true;
             return Ok(report);
         }

@@ -16,11 +16,10 @@ use netlink::{
 use netlink_packet_route::AddressFamily;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    identity::port_part,
-    restore::{HostContext, Returned},
-    snapshot::Snapshot,
-};
+use crate::node::Node;
+use hca::Host;
+
+use super::{identity::port_part, restore::Returned, snapshot::Snapshot};
 pub use addresses::{ADDRESS, NEIGHBOUR, ROUTE, RULE};
 pub(crate) use attributes::IPOIB_MODE;
 pub use attributes::{ALTNAME, MAC};
@@ -90,29 +89,24 @@ struct Attribute {
 }
 
 /// Restores the state of a netdev of the host.
-pub(super) fn restore(
-    host: &mut HostContext<'_>,
-    before: &Snapshot,
-    link: Link,
-    report: &mut Returned,
-) {
-    let restoration = Restoration {
+pub(super) fn restore(node: &mut Node, before: &Snapshot, link: Link, report: &mut Returned) {
+    Restoration {
         netdev: Netdev {
-            socket: host.socket,
-            proc: host.proc,
+            socket: &mut node.netns.socket,
+            proc: &node.roots.proc,
             link,
             tables: Vec::new(),
         },
-        sys: host.sys,
+        host: &node.roots,
         before,
         report,
-    };
-    restoration.run();
+    }
+    .run();
 }
 
 struct Restoration<'a> {
     netdev: Netdev<'a>,
-    sys: &'a Path,
+    host: &'a Host,
     before: &'a Snapshot,
     report: &'a mut Returned,
 }
@@ -125,7 +119,7 @@ impl<'a> Restoration<'a> {
     fn run(mut self) {
         self.detach_programs();
         if let Some(vf) = &self.before.vf {
-            vf.restore_rights(self.sys, self.netdev.socket);
+            vf.restore_rights(self.host, self.netdev.socket);
         }
         for attribute in VALUES {
             let before = self.before.state.entries(attribute.key);
@@ -183,7 +177,7 @@ impl<'a> Restoration<'a> {
         let Some(vf) = &self.before.vf else {
             return;
         };
-        let (refused, kept) = vf.undo(self.sys, self.netdev.socket);
+        let (refused, kept) = vf.undo(self.host, self.netdev.socket);
         if kept.is_some() {
             self.report.vf_kept = kept;
         }
@@ -203,9 +197,7 @@ impl<'a> Restoration<'a> {
     }
 
     fn attempt(&mut self, done: Written) {
-        self.report
-            .warnings
-            .extend(done.err().map(|e| e.to_string()));
+        self.report.attempt(done);
     }
 
     /// Reads the link again, of which some values follow from others.

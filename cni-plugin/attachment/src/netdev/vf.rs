@@ -10,7 +10,7 @@
 use std::{
     fmt::{self, Display},
     io,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use hca::{Guid, Host, MacAddress, PciAddress, lookup};
@@ -53,11 +53,8 @@ pub struct VfSettings {
     pub min_tx_rate: Option<u32>,
     pub max_tx_rate: Option<u32>,
     pub link_state: Option<LinkState>,
-    #[serde(with = "text")]
     pub mac: Option<MacAddress>,
-    #[serde(with = "text")]
     pub node_guid: Option<Guid>,
-    #[serde(with = "text")]
     pub port_guid: Option<Guid>,
 }
 
@@ -100,28 +97,6 @@ impl Protocol {
             Protocol::Q => VlanProtocol::Ieee8021Q,
             Protocol::Ad => VlanProtocol::Ieee8021Ad,
         }
-    }
-}
-
-/// Values as the text that they are written as.
-mod text {
-    use std::{fmt::Display, str::FromStr};
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
-
-    pub(super) fn serialize<T: Display, S: Serializer>(
-        value: &Option<T>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.as_ref().map(ToString::to_string).serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Option<T>, D::Error> {
-        let text = Option::<String>::deserialize(from)?;
-        text.map(|text| text.parse().map_err(D::Error::custom))
-            .transpose()
     }
 }
 
@@ -251,16 +226,6 @@ impl Display for VfSettings {
     }
 }
 
-/// What became of the GUIDs of a VF that returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guids {
-    Unchanged,
-    /// Its driver has read its own again: it has another netdev now.
-    Renewed,
-    /// It may have an attachment's settings: the PF has no netdev on the host, or says nothing of it.
-    PfAway,
-}
-
 impl Vf {
     /// The VF with this PCI address; none for what is not a VF, or whose PF has no netdev on the host.
     pub fn read(host: &Host, socket: &mut Socket, address: &str) -> netlink::Result<Option<Vf>> {
@@ -271,7 +236,7 @@ impl Vf {
         Ok(found.map(|(_, reported)| Vf {
             pf: pf.to_string(),
             number,
-            before: VfSettings::of(&reported.unwrap_or_default()),
+            before: VfSettings::of(&reported),
             set: VfSettings::default(),
             driver,
         }))
@@ -300,8 +265,8 @@ impl Vf {
     ///
     /// # Errors
     /// What PF or driver refuse, and what the PF does not report afterwards.
-    pub fn apply(&self, sys: &Path, socket: &mut Socket, address: &str) -> netlink::Result<()> {
-        let Some((pf, _)) = self.now(sys, socket)? else {
+    pub fn apply(&self, host: &Host, socket: &mut Socket, address: &str) -> netlink::Result<()> {
+        let Some((pf, _)) = self.now(host, socket)? else {
             let what = format_args!("set VF {} of {}", self.number, self.pf);
             return Err(netlink::Error::call(what, io::ErrorKind::NotFound));
         };
@@ -310,9 +275,9 @@ impl Vf {
             self.set(socket, &pf, request)?;
         }
         if !guids.is_empty() {
-            self.renew(sys, socket, &pf, address, &guids)?;
+            self.renew(&host.sys, socket, &pf, address, &guids)?;
         }
-        match self.check(sys, socket)? {
+        match self.check(host, socket)? {
             Some(unset) => {
                 let what = format_args!("set VF {} of {}: {unset}", self.number, pf.name);
                 let reason = "the PF's driver took it, and does not report that the VF has it";
@@ -323,11 +288,11 @@ impl Vf {
     }
 
     /// What the attachment set and the VF does not have; none while the PF has no netdev on the host.
-    pub fn check(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<VfSettings>> {
+    pub fn check(&self, host: &Host, socket: &mut Socket) -> netlink::Result<Option<VfSettings>> {
         if self.set.is_empty() {
             return Ok(None);
         }
-        let now = self.now(sys, socket)?;
+        let now = self.now(host, socket)?;
         let unset = now.map(|(_, now)| difference(&now, &self.set));
         Ok(unset.filter(|unset| !unset.is_empty()))
     }
@@ -338,35 +303,33 @@ impl Vf {
         !self.set.guids().is_empty() && function.exists() && !function.join("driver").exists()
     }
 
-    /// Restores the GUIDs if an attachment has changed them. Says also of other settings of an
-    /// attachment when they cannot be restored.
-    pub fn restore_guid(
+    /// Restores the GUIDs if an attachment has changed them, and the PF is on the host. Returns whether
+    /// the driver has started again, which makes another netdev.
+    pub fn restore_guids(
         &self,
-        sys: &Path,
+        host: &Host,
         socket: &mut Socket,
         address: &str,
-    ) -> netlink::Result<Guids> {
-        if self.set.is_empty() {
-            return Ok(Guids::Unchanged);
+    ) -> netlink::Result<bool> {
+        if self.set.guids().is_empty() {
+            return Ok(false);
         }
-        let Some((pf, now)) = self.now(sys, socket)? else {
-            return Ok(Guids::PfAway);
+        let Some((pf, now)) = self.now(host, socket)? else {
+            return Ok(false);
         };
         let guids = self.before.guids();
-        let is_left_alone = self.set.guids().is_empty();
-        let has_its_own = difference(&now, &guids).is_empty() && !self.lacks_driver(sys, address);
-        if is_left_alone || has_its_own {
-            return Ok(Guids::Unchanged);
+        if difference(&now, &guids).is_empty() && !self.lacks_driver(&host.sys, address) {
+            return Ok(false);
         }
-        self.renew(sys, socket, &pf, address, &guids)?;
-        Ok(Guids::Renewed)
+        self.renew(&host.sys, socket, &pf, address, &guids)?;
+        Ok(true)
     }
 
     /// Restores what the VF may do: all but its address, which it may then set itself. One that the PF
     /// sets for it it could not change again before its driver is loaded anew
     /// (`igb_ndo_set_vf_mac`); an address of zeros ends that. What is refused is for [`Vf::undo`].
-    pub fn restore_rights(&self, sys: &Path, socket: &mut Socket) {
-        drop(self.restore(sys, socket, &self.rights()));
+    pub fn restore_rights(&self, host: &Host, socket: &mut Socket) {
+        drop(self.restore(host, socket, &self.rights()));
     }
 
     fn rights(&self) -> VfSettings {
@@ -378,13 +341,13 @@ impl Vf {
 
     /// Restores what differs. Returns as text what was refused, and why the VF may still have settings of
     /// the attachment that it did not have before.
-    pub fn undo(&self, sys: &Path, socket: &mut Socket) -> (Vec<String>, Option<String>) {
-        let refused = self.restore(sys, socket, &self.before);
+    pub fn undo(&self, host: &Host, socket: &mut Socket) -> (Vec<String>, Option<String>) {
+        let refused = self.restore(host, socket, &self.before);
         let refused = refused.unwrap_or_else(|e| vec![e.to_string()]);
         if self.set.is_empty() {
             return (refused, None);
         }
-        let kept = match self.now(sys, socket) {
+        let kept = match self.now(host, socket) {
             Ok(Some((_, now))) => self.kept_of(&now),
             Ok(None) => self.set.clone(),
             Err(e) => return (refused, Some(e.to_string())),
@@ -402,11 +365,11 @@ impl Vf {
 
     fn restore(
         &self,
-        sys: &Path,
+        host: &Host,
         socket: &mut Socket,
         wanted: &VfSettings,
     ) -> netlink::Result<Vec<String>> {
-        let Some((pf, now)) = self.now(sys, socket)? else {
+        let Some((pf, now)) = self.now(host, socket)? else {
             return Ok(vec![format!(
                 "PF {} has no netdev on the host, or reports nothing of its VF {}: its settings were \
                  not read",
@@ -452,17 +415,13 @@ impl Vf {
 
     /// The PF's netdev and the VF's settings; none while the PF has no netdev on the host, or reports
     /// nothing of the VF.
-    fn now(&self, sys: &Path, socket: &mut Socket) -> netlink::Result<Option<(Link, VfSettings)>> {
+    fn now(&self, host: &Host, socket: &mut Socket) -> netlink::Result<Option<(Link, VfSettings)>> {
         let Ok(pf) = self.pf.parse() else {
             return Ok(None);
         };
-        let host = Host {
-            sys: sys.to_owned(),
-            dev: PathBuf::new(),
-            proc: PathBuf::new(),
-        };
-        let found = netdev_of(&host, socket, pf, self.number)?;
-        Ok(found.and_then(|(pf, reported)| Some((pf, VfSettings::of(&reported?)))))
+        let found = netdev_of(host, socket, pf, self.number)?;
+        let found = found.filter(|(_, reported)| !reported.is_empty());
+        Ok(found.map(|(pf, reported)| (pf, VfSettings::of(&reported))))
     }
 
     fn set(
@@ -504,23 +463,20 @@ fn place(host: &Host, address: &str) -> Option<(PciAddress, u32, Option<String>)
     }
 }
 
-/// The PF's netdev, and what it says of a VF ([`link::vf_properties`]).
-type Described = (Link, Option<Vec<VfInfo>>);
-
-/// The PF's netdev, with what it says of a VF. In switchdev mode the representors of VFs are netdevs of
+/// The PF's netdev, with what it says of a VF, if anything. In switchdev mode the representors of VFs are netdevs of
 /// the PF, which say nothing of VFs; of the two ports of an mlx4, settings go through any.
 fn netdev_of(
     host: &Host,
     socket: &mut Socket,
     pf: PciAddress,
     number: u32,
-) -> netlink::Result<Option<Described>> {
+) -> netlink::Result<Option<(Link, Vec<VfInfo>)>> {
     let occupants = lookup::on_pci(host, pf);
     let mut first = None;
     for netdev in occupants.into_iter().flat_map(|found| found.netdevs) {
         if let Some(link) = link::get(socket, By::Name(netdev.name.as_bytes()))? {
-            let properties = link::vf_properties(socket, link.index, number)?;
-            if properties.as_ref().is_some_and(|all| !all.is_empty()) {
+            let properties = link::vf_properties(socket, link.index, number)?.unwrap_or_default();
+            if !properties.is_empty() {
                 return Ok(Some((link, properties)));
             }
             first = first.or(Some((link, properties)));

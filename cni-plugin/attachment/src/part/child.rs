@@ -173,7 +173,7 @@ impl ChildLink {
 }
 
 /// The name of a child of this pod until it gets its own, where it cannot be made with that: 15 bytes.
-fn temporary_name(netns_inode: u64, ifname: &str) -> String {
+pub(super) fn temporary_name(netns_inode: u64, ifname: &str) -> String {
     let mut hasher = FnvHasher::default();
     hasher.write(&netns_inode.to_le_bytes());
     hasher.write(ifname.as_bytes());
@@ -203,7 +203,11 @@ impl Child {
                     ..Change::name(name.as_bytes())
                 };
                 let what = format!("move {temporary} into {} as {name}", pod.path().display());
-                link::change(&mut host.socket, what, self.index, &change)?;
+                match link::change(&mut host.socket, what, self.index, &change) {
+                    // Of an index (`dev_change_net_namespace()`).
+                    Err(e) if e.is(libc::EBUSY) => return Err(self.taken(&e)),
+                    moved => moved?,
+                }
                 self.get(inside)?
             }
             // From inside the pod: the final name at once, whatever the host calls its own.
@@ -264,16 +268,18 @@ impl Child {
         Error::new(Code::TryAgain, what)
     }
 
+    fn taken(&self, error: &netlink::Error) -> Error {
+        let what = format!("{error} (on {})", self.parent.name);
+        Error::of(Kind::NameTaken, what)
+            .with_details("name or index is taken in the pod or on the host; try again")
+    }
+
     /// What the person on call can do about a refusal of the kernel.
     fn explain(&self, error: &netlink::Error) -> Error {
         let (parent, kind) = (&self.parent.name, self.link.kind());
         let explained = Error::new(Code::Kernel, format!("{error} (on {parent})"));
         match error.errno() {
-            Some(libc::EEXIST) => Error {
-                kind: Kind::NameTaken,
-                ..Error::new(Code::TryAgain, format!("{error} (on {parent})"))
-                    .with_details("name or index is taken in the pod or on the host; try again")
-            },
+            Some(libc::EEXIST) => self.taken(error),
             Some(libc::EBUSY) => explained.with_details(format!(
                 "{parent} is in other use: macvlan and ipvlan children exclude each other, passthru \
                  excludes all others, and a port of a bridge or bond carries none"

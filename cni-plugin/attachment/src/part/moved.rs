@@ -225,7 +225,7 @@ impl Move {
                 return Ok(Returned::default());
             }
         }
-        let returned = restore::return_netdev(&mut node.host_context(), &self.host, pod, timeout)?;
+        let returned = restore::return_netdev(node, &self.host, pod, timeout)?;
         self.report(node, &returned);
         if returned.defect().is_none() {
             node.journal.release(identity)?;
@@ -267,7 +267,7 @@ impl Move {
         let Some(vf) = &self.host.vf else {
             return Ok(());
         };
-        match vf.check(&node.roots.sys, &mut node.netns.socket)? {
+        match vf.check(&node.roots, &mut node.netns.socket)? {
             None => Ok(()),
             Some(unset) => Err(Error::new(
                 Code::Differs,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use cni_wire::{Code, text::list};
-use hca::{GidEntry, Guid, Host, LinkLayer, MacAddress, Port, chardev::verbs};
+use hca::{GidEntry, Guid, Host, LinkLayer, Port, chardev::verbs};
 use netlink::link::{self, Change, Link};
 
 use crate::{
@@ -46,14 +46,23 @@ pub(super) fn apply(
         return Ok(link);
     };
     if let Some(mac) = &vf.set.mac {
-        set_own_mac(node, &link, mac);
+        // By the VF itself, before the PF sets it: after that, some drivers (igb) refuse it to the VF
+        // until its driver starts again. A refusal does not matter where the VF takes the PF's address.
+        let change = Change {
+            mac: Some(mac.bytes()),
+            ..Change::default()
+        };
+        let what = format_args!("set MAC of {}", link.name);
+        if let Err(refused) = link::change(&mut node.netns.socket, what, link.index, &change) {
+            node.log.debug(refused);
+        }
     }
     let before = verbs_nodes(node, address)?;
     {
         // A driver that starts takes the lowest numbers that are free.
         let guid = vf.set.node_guid;
         let _lock = guid.map(|_| node.journal.lock_rdma()).transpose()?;
-        let set = vf.apply(&node.roots.sys, &mut node.netns.socket, address);
+        let set = vf.apply(&node.roots, &mut node.netns.socket, address);
         set.map_err(|refused| {
             Error::from(refused).with_details(
                 "the driver of the physical function decides what its VFs can have; dmesg may say more",
@@ -95,20 +104,6 @@ pub(super) fn apply(
             );
         }
         thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Sets the MAC address by the VF itself, before the PF sets it: after that, some drivers (igb) refuse it
-/// to the VF until its driver starts again. A refusal here does not matter where the VF takes the PF's
-/// address.
-fn set_own_mac(node: &mut Node, link: &Link, mac: &MacAddress) {
-    let change = Change {
-        mac: Some(mac.bytes()),
-        ..Change::default()
-    };
-    let what = format_args!("set MAC of {}", link.name);
-    if let Err(refused) = link::change(&mut node.netns.socket, what, link.index, &change) {
-        node.log.debug(refused);
     }
 }
 

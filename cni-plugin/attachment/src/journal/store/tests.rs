@@ -149,7 +149,7 @@ fn a_record_too_large_to_be_read_is_not_written() {
     let large = Record {
         ipam: Some(crate::journal::record::Ipam {
             kind: "static".into(),
-            config: "x".repeat(bytes(MAX_NEW_RECORD_BYTES)),
+            config: "x".repeat(bytes(MAX_RECORD_BYTES)),
             args: String::new(),
             path: Vec::new(),
         }),
@@ -158,8 +158,8 @@ fn a_record_too_large_to_be_read_is_not_written() {
     assert_eq!(store.create(&key, &large).unwrap_err().code, Code::State);
     assert!(store.list().unwrap().is_empty());
     store.create(&key, &record()).unwrap();
-    store.replace(&key, &large).unwrap();
-    assert_eq!(store.read(&key).unwrap(), Some(large));
+    assert_eq!(store.replace(&key, &large).unwrap_err().code, Code::State);
+    assert_eq!(store.read(&key).unwrap(), Some(record()));
     // Somebody else's doing; half of it would read as "nothing was done".
     let path = store.attachments().join(key.as_str());
     fs::write(&path, " ".repeat(bytes(MAX_RECORD_BYTES) + 1)).unwrap();
@@ -419,11 +419,10 @@ fn record_of(size: u64) -> Record {
 #[test]
 fn a_record_of_exactly_the_most_bytes_is_written() {
     let (_dir, store, key) = store();
-    let refused = store.create(&key, &record_of(MAX_NEW_RECORD_BYTES + 1));
+    let refused = store.create(&key, &record_of(MAX_RECORD_BYTES + 1));
     assert_eq!(refused.unwrap_err().code, Code::State);
-    store
-        .create(&key, &record_of(MAX_NEW_RECORD_BYTES))
-        .unwrap();
+    store.create(&key, &record_of(MAX_RECORD_BYTES)).unwrap();
+    assert!(store.read(&key).unwrap().is_some());
 }
 
 /// Otherwise GC and reclaim would find nothing to do, and a NIC would stay in a pod.

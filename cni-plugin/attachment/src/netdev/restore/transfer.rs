@@ -10,10 +10,11 @@ use netlink::{
 
 use netlink_packet_route::link::LinkFlags;
 
-use super::{HostContext, Returned};
+use super::Returned;
 use crate::{
     error::Error,
     netdev::{identity::LinkScope, snapshot::Snapshot},
+    node::Node,
 };
 
 /// How many names are tried where others are taken between reading and renaming.
@@ -27,20 +28,20 @@ const ANY_TEMPORARY: &[u8] = b"rdma-dev%d";
 
 /// Moves the netdev out of the pod, if it is there.
 pub(super) fn take_out(
-    host_context: &mut HostContext<'_>,
+    node: &mut Node,
     taken: &Snapshot,
     pod: &Namespace,
     report: &mut Returned,
 ) -> Result<Option<Link>, Error> {
-    let mut inside = pod.socket(host_context.namespace)?;
+    let mut inside = pod.socket(&node.netns.namespace)?;
     let links = link::list(&mut inside)?;
-    let place = LinkScope::of(&mut inside, pod, host_context.namespace)?;
+    let place = LinkScope::of(&mut inside, pod, &node.netns.namespace)?;
     let Some(link) = find(taken, &links, place, "in the pod")? else {
         return Ok(None);
     };
     remove_children(&mut inside, &links, link, report);
-    let name = move_to_host(host_context, taken, &mut inside, link.clone(), report)?;
-    confirmed(host_context, taken, &name, pod)
+    let name = move_to_host(node, taken, &mut inside, link.clone(), report)?;
+    confirmed(node, taken, &name, pod)
 }
 
 fn find<'a>(
@@ -61,13 +62,13 @@ fn find<'a>(
 /// Of the host's links the one that is the netdev, by what the kernel says of it in the host's namespace
 /// and, of hardware, by the device that sysfs has below it.
 pub(super) fn find_on_host<'a>(
-    host_context: &HostContext<'_>,
+    node: &Node,
     taken: &Snapshot,
     links: &'a [Link],
 ) -> Result<Option<&'a Link>, Error> {
     let found = find(taken, links, LinkScope::Host, "on the host")?;
     let stands_on = |link: &&Link, device: &str| {
-        let netdev = host_context.sys.join("class/net").join(&link.name);
+        let netdev = node.roots.sys.join("class/net").join(&link.name);
         fs::read_link(netdev.join("device")).is_ok_and(|below| below.ends_with(device))
     };
     let device = taken.identity.bus_device.as_deref();
@@ -77,15 +78,15 @@ pub(super) fn find_on_host<'a>(
 /// The netdev that came to the host as `name`. Another link, to which the pod gave the netdev's index
 /// meanwhile, goes back to the pod.
 fn confirmed(
-    host_context: &mut HostContext<'_>,
+    node: &mut Node,
     taken: &Snapshot,
     name: &Name,
     pod: &Namespace,
 ) -> Result<Option<Link>, Error> {
-    let Some(arrived) = link::get(host_context.socket, By::Name(name.as_bytes()))? else {
+    let Some(arrived) = link::get(&mut node.netns.socket, By::Name(name.as_bytes()))? else {
         return Ok(None);
     };
-    if find_on_host(host_context, taken, slice::from_ref(&arrived))?.is_some() {
+    if find_on_host(node, taken, slice::from_ref(&arrived))?.is_some() {
         return Ok(Some(arrived));
     }
     let change = Change {
@@ -93,7 +94,7 @@ fn confirmed(
         ..Change::name(ANY_TEMPORARY)
     };
     let what = format!("move {name}, which is not {}, back to the pod", taken.name);
-    link::change(host_context.socket, what, arrived.index, &change).map_err(|e| {
+    link::change(&mut node.netns.socket, what, arrived.index, &change).map_err(|e| {
         Error::from(e).with_details(format!(
             "{name} is a link of the pod that is left on the host: look at it with ip -d link show \
              {name}, delete it with ip link delete {name}, then try again"
@@ -104,16 +105,13 @@ fn confirmed(
 
 /// Whether the device below was unplugged, or a virtual link ended with its namespace. A link with
 /// a peer lives as long as that.
-pub(super) fn is_gone(
-    host_context: &mut HostContext<'_>,
-    taken: &Snapshot,
-) -> netlink::Result<bool> {
+pub(super) fn is_gone(node: &mut Node, taken: &Snapshot) -> netlink::Result<bool> {
     if let (Some(bus), Some(device)) = (&taken.bus, &taken.identity.bus_device) {
-        let devices = host_context.sys.join("bus").join(bus).join("devices");
+        let devices = node.roots.sys.join("bus").join(bus).join("devices");
         return Ok(devices.is_dir() && !devices.join(device).exists());
     }
     if let Some(peer) = taken.identity.peer() {
-        let peer = link::get(host_context.socket, By::Index(peer))?;
+        let peer = link::get(&mut node.netns.socket, By::Index(peer))?;
         let kind = peer.and_then(|peer| peer.kind);
         return Ok(kind.map(|kind| kind.to_string()) != taken.identity.kind);
     }
@@ -126,8 +124,7 @@ fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &m
     // Hardware cannot be deleted.
     let stands_on = |link: &&Link| link.kind.is_some() && link.stands_on(below.index);
     for child in links.iter().filter(stands_on) {
-        let deleted = link::delete(inside, child);
-        report.warnings.extend(deleted.err().map(|e| e.to_string()));
+        report.attempt(link::delete(inside, child));
     }
 }
 
@@ -135,14 +132,14 @@ fn remove_children(inside: &mut Socket, links: &[Link], below: &Link, report: &m
 /// on the host: none that its pod chose, which may be another netdev's, or one for which the kernel
 /// keeps no IP state.
 fn move_to_host(
-    host_context: &mut HostContext<'_>,
+    node: &mut Node,
     taken: &Snapshot,
     inside: &mut Socket,
     mut link: Link,
     report: &mut Returned,
 ) -> netlink::Result<Name> {
     let mut change = Change {
-        netns: Some(host_context.namespace),
+        netns: Some(&node.netns.namespace),
         new_index: Some(taken.identity.index),
         ..Change::default()
     };
@@ -151,10 +148,9 @@ fn move_to_host(
     loop {
         // Those of before are restored on the host.
         for altname in std::mem::take(&mut link.altnames) {
-            let removed = link::remove_altname(inside, &link, &altname);
-            report.warnings.extend(removed.err().map(|e| e.to_string()));
+            report.attempt(link::remove_altname(inside, &link, &altname));
         }
-        let name = temporary_name(host_context, &link, attempt)?;
+        let name = temporary_name(&mut node.netns.socket, &link, attempt)?;
         // A link of the pod may have the name.
         if set_name(inside, &mut link, name.clone())? {
             let what = format!("move {from} to the host as {name}");
@@ -175,15 +171,11 @@ fn move_to_host(
 }
 
 /// A name that no netdev of the host has.
-fn temporary_name(
-    host_context: &mut HostContext<'_>,
-    link: &Link,
-    attempt: u32,
-) -> netlink::Result<Name> {
+fn temporary_name(host: &mut Socket, link: &Link, attempt: u32) -> netlink::Result<Name> {
     let mut number = link.index.wrapping_add(attempt);
     loop {
         let name = Name::from(format!("{TEMPORARY}{}", number % 10_000_000).as_str());
-        if link::get(host_context.socket, By::Name(name.as_bytes()))?.is_none() {
+        if link::get(host, By::Name(name.as_bytes()))?.is_none() {
             return Ok(name);
         }
         number = number.wrapping_add(1);
@@ -192,13 +184,8 @@ fn temporary_name(
 
 /// Gives a netdev its name; where another netdev has that, one that says nothing. A name that the pod
 /// chose does not stay: a network may mean another netdev by it, which is away.
-pub(super) fn rename(
-    host_context: &mut HostContext<'_>,
-    link: &mut Link,
-    taken: &Snapshot,
-    report: &mut Returned,
-) {
-    let why = match set_name(host_context.socket, link, taken.name.clone()) {
+pub(super) fn rename(node: &mut Node, link: &mut Link, taken: &Snapshot, report: &mut Returned) {
+    let why = match set_name(&mut node.netns.socket, link, taken.name.clone()) {
         Ok(true) => return,
         Ok(false) => format!("{} is the name of another netdev now", taken.name),
         Err(e) => e.to_string(),
@@ -207,9 +194,9 @@ pub(super) fn rename(
         if link.name.as_bytes().starts_with(TEMPORARY.as_bytes()) {
             break;
         }
-        let name = temporary_name(host_context, link, attempt);
-        let named = name.and_then(|name| set_name(host_context.socket, link, name));
-        report.warnings.extend(named.err().map(|e| e.to_string()));
+        let name = temporary_name(&mut node.netns.socket, link, attempt);
+        let named = name.and_then(|name| set_name(&mut node.netns.socket, link, name));
+        report.attempt(named.map(drop));
     }
     report.warnings.push(format!(
         "{why}; {} is called {} until it can be renamed",

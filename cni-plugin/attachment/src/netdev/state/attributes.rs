@@ -204,17 +204,9 @@ fn restore_mac(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
 
 /// The families of which the kernel keeps state for it.
 fn read_families(netdev: &mut Netdev<'_>) -> netlink::Result<Entries> {
-    let settings = netdev.proc.join("sys/net");
-    let families = ["ipv4", "ipv6"].into_iter();
-    let families: Vec<&str> = families
-        .filter(|family| {
-            settings
-                .join(family)
-                .join("conf")
-                .join(&netdev.link.name)
-                .exists()
-        })
-        .collect();
+    let (net, name) = (netdev.proc.join("sys/net"), &netdev.link.name);
+    let has_state = |family: &&str| net.join(family).join("conf").join(name).exists();
+    let families: Vec<&str> = ["ipv4", "ipv6"].into_iter().filter(has_state).collect();
     single(families.join(" "))
 }
 
