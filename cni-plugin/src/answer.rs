@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr, time::Instant};
 
 use attachment::{addresses::Ipam, journal::Record, node::Node, part::Part};
-use cni_wire::{CniResult, Code, Interface, IpConfig, Request, Version, text::list};
+use cni_wire::{CniResult, Code, Dns, Interface, IpConfig, Request, Version, text::list};
 use hca::{HcaId, Host, PortId};
 use netlink::{Namespace, link::Link, sysfs::Sysfs};
 use node::policy::Allow;
@@ -87,6 +87,8 @@ pub(crate) struct Made<'a> {
     pub config: &'a Config,
     pub pod: &'a Namespace,
     pub record: &'a Record,
+    /// `dns` of the network.
+    pub dns: &'a Dns,
     /// By part: what was read of its NIC, its addresses and routes, and the interface.
     pub interfaces: Vec<(&'a Nic, CniResult, Option<Link>)>,
 }
@@ -94,8 +96,7 @@ pub(crate) struct Made<'a> {
 impl Made<'_> {
     /// The chain's result with the interfaces. Those come first where there was nothing before; else
     /// behind what other plugins made, whose numbers must not change.
-    pub(crate) fn result(&self, mut result: CniResult) -> Result<CniResult, Error> {
-        let dns = self.request.config.dns()?;
+    pub(crate) fn result(&self, mut result: CniResult) -> CniResult {
         let parts = self.record.parts.iter().zip(&self.interfaces);
         for (part, (_, given, link)) in parts {
             let Some(link) = link else { continue };
@@ -114,20 +115,20 @@ impl Made<'_> {
                     result.routes.push(route);
                 }
             }
-            match (dns.is_empty(), given.dns.is_empty()) {
-                (false, _) => result.dns.clone_from(&dns),
+            match (self.dns.is_empty(), given.dns.is_empty()) {
+                (false, _) => result.dns.clone_from(self.dns),
                 (true, false) => result.dns = given.dns,
                 (true, true) => {}
             }
         }
-        Ok(result)
+        result
     }
 
     fn interface(&self, part: &Part, link: &Link) -> Interface {
         let moved = part.moved().map(|moved| &moved.host);
         let on_pci = moved.filter(|host| host.bus.as_deref() == Some("pci"));
         Interface {
-            name: link.name.to_string(),
+            name: part.name().to_owned(),
             mac: (!link.mac.is_empty()).then(|| link.mac_text()),
             mtu: Some(link.mtu),
             sandbox: self.request.env.netns.clone(),

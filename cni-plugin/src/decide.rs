@@ -26,7 +26,7 @@ pub use fits::carries_ipv6;
 use crate::{
     config::{Attach, ChildKind, Config, Devices},
     error::Error,
-    facts::{self, Facts, Found, HostLink, Movable, Nic},
+    facts::{self, Facts, ForOne, Found, HostLink, MovableState, Nic},
     rdma::{self, RdmaRequirement},
 };
 
@@ -74,8 +74,16 @@ pub fn refusals(network: &Config, facts: &Facts<'_>) -> Vec<Error> {
                  that Multus passes one of the pod's units",
             ));
         }
-        let for_one = facts.ipam_for_one.as_deref();
-        found.extend(for_one.map(|ipam| addresses::serves_one(ipam).into()));
+        found.extend(facts.for_one.as_ref().map(|one| {
+            match one {
+                ForOne::Ipam(ipam) => addresses::serves_one(ipam).into(),
+                ForOne::Chain => Error::new(
+                    Code::InvalidConfig,
+                    "the addresses of the list's interface cannot go over to several ipvlans",
+                )
+                .with_details("set ipam, or leave devices out"),
+            }
+        }));
     } else {
         let lacks_target = facts::lacks_target(network, facts.by_unit, &facts.policy.allow);
         found.extend(lacks_target.err());
@@ -150,10 +158,15 @@ fn part(network: &Config, facts: &Facts<'_>, nic: &Nic, rail: Option<u32>) -> Re
     };
     Ok(match &nic.found {
         Found::Move(movable) => Part::Move(Box::new(Move {
-            host: moved(network, facts, movable)?,
+            host: moved(
+                network,
+                facts,
+                movable.state.as_ref().map_err(Error::clone)?,
+            )?,
             hcas: movable.link.hcas.iter().map(HcaId::to_string).collect(),
             rdma: {
-                let devices = movable.rdma.decide()?;
+                let state = movable.state.as_ref().map_err(Error::clone)?;
+                let devices = state.rdma.decide()?;
                 match moves_rdma(network, &nic.found)? {
                     true => devices,
                     false => Vec::new(),
@@ -187,21 +200,21 @@ fn part(network: &Config, facts: &Facts<'_>, nic: &Nic, rail: Option<u32>) -> Re
         }
         Found::RdmaOnly(only) => Part::RdmaOnly(RdmaOnly {
             interface: interface.name,
-            rdma: only.rdma.decide()?,
+            rdma: only.rdma.as_ref().map_err(Error::clone)?.decide()?,
             slots,
         }),
     })
 }
 
 /// The netdev's state on the host, with what is set of a VF.
-fn moved(network: &Config, facts: &Facts<'_>, movable: &Movable) -> Result<Snapshot, Error> {
-    if let Some(found) = Error::all(movable.obstacles.clone()) {
-        let name = &movable.link.link.name;
+fn moved(network: &Config, facts: &Facts<'_>, state: &MovableState) -> Result<Snapshot, Error> {
+    let mut snapshot = state.snapshot.clone();
+    if let Some(found) = Error::all(state.obstacles.clone()) {
+        let name = &snapshot.name;
         return Err(found.context(format_args!("moving netdev {name} is refused")));
     }
-    let mut snapshot = movable.snapshot.clone();
     let wanted = vf::wanted(network, snapshot.vf.as_ref(), &facts.policy.allow.vf);
-    let holder = movable.guid_holder.clone();
+    let holder = state.guid_holder.clone();
     snapshot.vf = vf::decide(snapshot.vf, &wanted, holder, &snapshot.name)?;
     Ok(snapshot)
 }

@@ -61,8 +61,8 @@ pub struct Facts<'a> {
     pub ifname: String,
     /// Whether a unit of the pod decides about the NIC.
     pub by_unit: bool,
-    /// The IPAM, where it gives addresses to one interface only.
-    pub ipam_for_one: Option<String>,
+    /// What gives addresses to one interface only: an IPAM, or the chain.
+    pub for_one: Option<ForOne>,
     /// The rails for which the network has ranges of addresses; none where it has not one for each.
     pub ranges: Option<BTreeSet<u32>>,
     /// How the RDMA subsystem treats namespaces; none where that was not read: `rdma: required` asks.
@@ -75,6 +75,24 @@ pub struct Facts<'a> {
     pub devices: Option<Devices>,
     /// In the order of the HCAs.
     pub nics: Vec<Nic>,
+}
+
+/// What gives addresses to one interface only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForOne {
+    /// The program of an IPAM.
+    Ipam(String),
+    /// The chain, whose interface's addresses go over to an ipvlan.
+    Chain,
+}
+
+impl ForOne {
+    pub(crate) fn of(ipam: &Ipam, has_chain: bool) -> Option<Self> {
+        match has_chain {
+            true => Some(ForOne::Chain),
+            false => ipam.for_one().map(ForOne::Ipam),
+        }
+    }
 }
 
 /// A NIC that the network means.
@@ -99,14 +117,20 @@ pub enum Found {
 }
 
 /// A netdev that is to move.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Movable {
     pub link: HostLink,
+    /// What is on it.
+    pub dependent: Option<Dependent>,
+    /// Its state; where that cannot be read, the pod may have no right to it in the first place.
+    pub state: Result<MovableState, Error>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct MovableState {
     pub snapshot: Snapshot,
     /// What the host has of it that a move would destroy, or that would act in the pod.
     pub obstacles: Vec<Error>,
-    /// What is on it.
-    pub dependent: Option<Dependent>,
     /// Its RDMA devices; read where they move.
     pub rdma: MovableRdma,
     /// What else of this host has the GUID that the network asks for.
@@ -224,8 +248,10 @@ impl Reading<'_> {
         for (number, unit) in units.nics.iter().enumerate() {
             let mut found = self.found(unit.as_ref(), units.device_nodes(), &mut network)?;
             let true_name = true_names.get(number).cloned().flatten();
-            if let (Found::Move(movable), Some(name)) = (&mut found, true_name) {
-                movable.snapshot.name = name;
+            if let (Found::Move(movable), Some(name)) = (&mut found, true_name)
+                && let Ok(state) = &mut movable.state
+            {
+                state.snapshot.name = name;
             }
             nics.push(Nic {
                 is_of_unit: is_of_unit(&self.node.roots, unit.as_ref(), found.host_link())?,
@@ -248,14 +274,18 @@ impl Reading<'_> {
             Attach::RdmaOnly => {
                 let mut only = rdma_only::read(self, unit, network)?;
                 if only.mode == Some(NetnsMode::Exclusive) && config.rdma != RdmaRequirement::Off {
-                    only.rdma = rdma::read(self.node, &only.names(), None, nodes, None)?;
+                    only.rdma = rdma::read(self.node, &only.names(), None, nodes, None);
                 }
                 Ok(Found::RdmaOnly(only))
             }
             Attach::Move => {
                 let target = move_target(config, unit)?;
                 let link = on_host(self.node, &target, config.port, network)?;
-                self.movable(link, nodes, network)
+                Ok(Found::Move(Box::new(Movable {
+                    dependent: dependents::of(self.node, &link, network)?,
+                    state: self.state(&link, nodes),
+                    link,
+                })))
             }
             Attach::Child(kind) => {
                 let parent = parent_on_host(self.node, config, unit, network)?;
@@ -264,14 +294,8 @@ impl Reading<'_> {
         }
     }
 
-    fn movable(
-        &mut self,
-        link: HostLink,
-        nodes: DeviceNodes,
-        network: &mut NodeNetwork,
-    ) -> Result<Found, Error> {
+    fn state(&mut self, link: &HostLink, nodes: DeviceNodes) -> Result<MovableState, Error> {
         let node = &mut *self.node;
-        let dependent = dependents::of(node, &link, network)?;
         let mut snapshot = Snapshot::take(&mut node.netns.socket, &node.roots.proc, &link.link)?;
         snapshot.identity = Identity::on(&node.roots, &link.link);
         if let Some(address) = &snapshot.identity.bus_device {
@@ -303,54 +327,60 @@ impl Reading<'_> {
             (Some(vf), Some(address), Some(guid)) => part::holder(node, vf, address, guid)?,
             _ => None,
         };
-        Ok(Found::Move(Box::new(Movable {
-            link,
+        Ok(MovableState {
             snapshot,
             obstacles,
-            dependent,
             rdma,
             guid_holder,
-        })))
+        })
     }
 }
 
-/// Reads everything else, with the answer of the kubelet where a NIC needs it.
-pub(crate) fn read<'n>(
-    node: &'n Node,
-    request: &Request,
-    config: &Config,
-    ipam: &'n Ipam,
-    units: Units,
-    nics: Vec<Nic>,
-) -> Result<Facts<'n>, Error> {
-    let mut facts = Facts {
-        ifname: request.attachment()?.ifname.to_string(),
-        by_unit: config.allocation.is_some(),
-        ipam_for_one: ipam.for_one(),
-        ranges: ipam.rails(node, request)?,
-        mode: match config.rdma {
-            RdmaRequirement::Required => Some(hca::netns_mode(&node.roots)?),
-            RdmaRequirement::Auto | RdmaRequirement::Off => None,
-        },
-        exclusive: node.exclusive_hcas()?,
-        allocated: units.allocated.map(Ok),
-        devices: units.devices,
-        nics,
-        ..Facts::without_pod(&node.policy.values, &node.policy.path)
-    };
-    let asks = |nic: &Nic| {
-        let asked = Asked {
-            config,
-            found: &nic.found,
-            moves_rdma: decide::moves_rdma(config, &nic.found).unwrap_or_default(),
+impl<'a> Facts<'a> {
+    /// With NICs, and the answer of the kubelet where one needs it.
+    ///
+    /// # Errors
+    /// What the daemon wrote of exclusive HCAs cannot be read.
+    pub(crate) fn with_nics(
+        self,
+        node: &Node,
+        request: &Request,
+        config: &Config,
+        units: Units,
+        nics: Vec<Nic>,
+    ) -> Result<Facts<'a>, Error> {
+        let mut facts = Facts {
+            exclusive: node.exclusive_hcas()?,
+            allocated: units.allocated.map(Ok),
+            devices: units.devices,
+            nics,
+            ..self
         };
-        decide::needs_allocation(asked, &facts)
-    };
-    if facts.allocated.is_none() && facts.nics.iter().any(asks) {
-        let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log);
-        facts.allocated = Some(held.map(|held| held.allocated()));
+        let asks = |nic: &Nic| {
+            let asked = Asked {
+                config,
+                found: &nic.found,
+                moves_rdma: decide::moves_rdma(config, &nic.found).unwrap_or_default(),
+            };
+            decide::needs_allocation(asked, &facts)
+        };
+        if facts.allocated.is_none() && facts.nics.iter().any(asks) {
+            let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log);
+            facts.allocated = Some(held.map(|held| held.allocated()));
+        }
+        Ok(facts)
     }
-    Ok(facts)
+}
+
+/// How the RDMA subsystem treats namespaces, where a network asks.
+///
+/// # Errors
+/// The kernel does not say.
+pub(crate) fn mode(node: &Node, config: &Config) -> Result<Option<Option<NetnsMode>>, Error> {
+    match config.rdma {
+        RdmaRequirement::Required => Ok(Some(hca::netns_mode(&node.roots)?)),
+        RdmaRequirement::Auto | RdmaRequirement::Off => Ok(None),
+    }
 }
 
 /// What of the pod's these interfaces can conflict with.
@@ -397,7 +427,7 @@ impl<'a> Facts<'a> {
             policy_path,
             ifname: "net1".to_owned(),
             by_unit: true,
-            ipam_for_one: None,
+            for_one: None,
             ranges: None,
             mode: None,
             exclusive: Vec::new(),
@@ -481,10 +511,11 @@ fn on_host(
     match found {
         Ok(link) => read_link(node, link, network),
         Err(Missing::Netdev(error)) => Err(match crate::orphan::holder(node, target)? {
-            Some((_, record, netdev)) => Error::new(
+            Some((record, moved)) => Error::new(
                 Code::TryAgain,
                 format!(
-                    "netdev {netdev} is in the network namespace of {}",
+                    "netdev {} is in the network namespace of {}",
+                    moved.host.name,
                     record.owner()
                 ),
             )

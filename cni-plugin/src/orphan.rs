@@ -1,19 +1,20 @@
-//! Return of NICs that orphaned attachments left, before anything is read for a new one.
+//! The NICs that a network moves: locked, and returned where an orphaned attachment left them, before
+//! anything else is read of them.
 //!
 //! A pod whose namespace died without a DEL leaves its NIC on the host under whatever name the
-//! kernel gave it, without its state, or the kernel is still returning it. The journal knows it: the
-//! attachment is reclaimed as the daemon does, and its DEL, should it still come, finds nothing to do.
-//! Nothing is returned out of the namespace of a pod that is there.
+//! kernel gave it, without its state, or the kernel is still returning it. A claim names the attachment
+//! that has a NIC, whose record says how it was: the NIC alone is restored, and the claim ends. The
+//! record stays for DEL or the daemon, which find no claim, and release the rest. Nothing is returned out
+//! of the namespace of a pod that is there.
 
 use std::time::{Duration, Instant};
 
 use attachment::{
     detach::living,
     journal::{Key, Lock, Record, Sharing},
-    netdev::{restore, snapshot::Identity},
+    netdev::snapshot::Identity,
     node::Node,
     part::{Defect, Move, Part},
-    reclaim,
 };
 use cni_wire::{Code, Request};
 use hca::HcaId;
@@ -33,7 +34,7 @@ use crate::{
 /// it calls DEL.
 const DEL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The NICs that a network moves, returned and locked: no other process moves them meanwhile.
+/// The NICs that a network moves. No other process moves them until this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct OwnNics {
     _lock: Option<Lock>,
@@ -51,28 +52,68 @@ impl OwnNics {
         config: &Config,
         units: &Units,
     ) -> Result<OwnNics, Error> {
-        let mut own = OwnNics::default();
         if config.attach != Attach::Move {
-            return Ok(own);
+            return Ok(OwnNics::default());
         }
-        let mut identities = Vec::new();
-        for unit in &units.nics {
-            let target = facts::move_target(config, unit.as_ref())?;
-            let until_del =
-                |node: &Node, moved: &Move| match is_allocated(node, request, units, moved) {
-                    true => DEL_TIMEOUT,
-                    false => Duration::ZERO,
+        let started = Instant::now();
+        loop {
+            let mut identities = Vec::new();
+            for unit in &units.nics {
+                let target = facts::move_target(config, unit.as_ref())?;
+                identities.push(identity(node, &target, config.port)?);
+            }
+            let here = identities.iter().flatten();
+            let lock = node.journal.lock_all(here, Sharing::Exclusive)?;
+            let mut own = OwnNics::default();
+            let mut in_use = None;
+            for identity in &identities {
+                let claimant = match identity {
+                    Some(identity) => claimant(node, identity)?,
+                    // Whatever is wrong with the request is for the facts to say.
+                    None => None,
                 };
-            let true_name = reclaim_nic(node, &target, config.port, until_del)?;
-            own.true_names.push(true_name);
-            // Whatever is wrong with the request is for the facts to say.
-            if let Some(nic) = find(node, &target, config.port)? {
-                identities.push(Identity::on(&node.roots, &nic));
+                let mut true_name = None;
+                match claimant {
+                    Some((key, record, moved))
+                        if moved.returned.is_none() && living(&record)?.is_some() =>
+                    {
+                        in_use = Some((key, record, moved));
+                    }
+                    Some((_, record, moved)) => true_name = moved.reclaim(node, &record)?,
+                    None => {}
+                }
+                own.true_names.push(true_name);
+            }
+            let Some((key, record, moved)) = in_use else {
+                own._lock = Some(lock);
+                return Ok(own);
+            };
+            drop(lock);
+            let left = match is_allocated(node, request, units, &moved) {
+                true => DEL_TIMEOUT.saturating_sub(started.elapsed()),
+                false => Duration::ZERO,
+            };
+            // A watch that fails is no other answer.
+            if !node.journal.wait_for_del(&key, left).unwrap_or_default() {
+                let (name, owner) = (&moved.host.name, record.owner());
+                let what = format!("netdev {name} is in use by {owner}");
+                return Err(Error::new(Code::TryAgain, what)
+                    .with_details("it returns to the host when that pod is deleted"));
             }
         }
-        own._lock = Some(node.journal.lock_all(&identities, Sharing::Exclusive)?);
-        Ok(own)
     }
+}
+
+/// The NIC that a target means: on the host, or by the record of the attachment that has it.
+fn identity(
+    node: &mut Node,
+    target: &Target,
+    port: Option<u32>,
+) -> Result<Option<Identity>, Error> {
+    if let Some(nic) = find(node, target, port)? {
+        return Ok(Some(Identity::on(&node.roots, &nic)));
+    }
+    Ok(holder(node, target)?.map(|(_, moved)| moved.host.identity))
 }
 
 /// The NIC on the host.
@@ -83,44 +124,6 @@ fn find(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Option<Li
             By::Name(name.as_bytes()),
         )?),
         Err(_) => Ok(None),
-    }
-}
-
-/// Undoes the attachment that has a NIC, if it is over. Returns the NIC's name on the host, where another
-/// netdev has that at present.
-fn reclaim_nic(
-    node: &mut Node,
-    target: &Target,
-    port: Option<u32>,
-    until_del: impl Fn(&Node, &Move) -> Duration,
-) -> Result<Option<Name>, Error> {
-    let started = Instant::now();
-    let mut is_undone = false;
-    loop {
-        let found = match find(node, target, port)? {
-            Some(nic) => claimant(node, &Identity::on(&node.roots, &nic))?,
-            None => holder(node, target)?,
-        };
-        let Some((key, record, moved)) = found else {
-            return Ok(None);
-        };
-        if moved.returned == Some(Defect::Name) && is_undone {
-            // This attachment gives it the name, should it be free then.
-            forget(node, &key, record, &moved)?;
-            return Ok(Some(moved.host.name));
-        }
-        if moved.returned.is_some() || living(&record)?.is_none() {
-            is_undone |= reclaim::undo(node, &key, &record, restore::RETURN_TIMEOUT)?;
-            continue;
-        }
-        let left = until_del(node, &moved).saturating_sub(started.elapsed());
-        // A watch that fails is no other answer.
-        if !node.journal.wait_for_del(&key, left).unwrap_or_default() {
-            let (name, owner) = (&moved.host.name, record.owner());
-            let what = format!("netdev {name} is in use by {owner}");
-            return Err(Error::new(Code::TryAgain, what)
-                .with_details("it returns to the host when that pod is deleted"));
-        }
     }
 }
 
@@ -140,31 +143,19 @@ fn is_allocated(node: &Node, request: &Request, units: &Units, moved: &Move) -> 
     }
 }
 
-/// Ends an attachment's part of a netdev that is back on the host without its name.
-fn forget(node: &Node, key: &Key, mut record: Record, moved: &Move) -> Result<(), Error> {
-    let identity = moved.host.identity.key();
-    let is_it = |part: &Part| {
-        part.moved()
-            .is_some_and(|one| one.host.identity.key() == identity)
-    };
-    record.parts.retain(|part| !is_it(part));
-    match record.parts.is_empty() {
-        true => node.journal.forget(key)?,
-        false => node.journal.replace(key, &record)?,
-    }
-    node.journal.release(&moved.host.identity)
-}
-
 /// The attachment of this boot that has the netdev a target means, by all records: for a netdev that is
 /// not on the host.
-pub(crate) fn holder(node: &Node, target: &Target) -> Result<Option<(Key, Record, Move)>, Error> {
-    for (key, record) in node.records()? {
+///
+/// # Errors
+/// The journal cannot be listed.
+pub(crate) fn holder(node: &Node, target: &Target) -> Result<Option<(Record, Move)>, Error> {
+    for (_, record) in node.records()? {
         if !node.is_of_this_boot(&record.boot) {
             continue;
         }
         let mut moved = record.parts.iter().filter_map(Part::moved);
         if let Some(moved) = moved.find(|moved| target.means(moved)).cloned() {
-            return Ok(Some((key, record, moved)));
+            return Ok(Some((record, moved)));
         }
     }
     Ok(None)

@@ -46,7 +46,6 @@ pub(crate) fn moves(
         return Ok(false);
     }
     if requirement == RdmaRequirement::Required {
-        isolation(mode)?;
         if !has_rdma {
             return Err(Error::new(
                 Code::InvalidConfig,
@@ -54,6 +53,7 @@ pub(crate) fn moves(
             )
             .with_details("name a netdev of an RDMA device, or leave rdma out"));
         }
+        isolation(mode)?;
     }
     if mode != Some(NetnsMode::Exclusive) || !has_rdma {
         return Ok(false);

@@ -170,14 +170,16 @@ impl SourceRouting {
                 .filter(|address| address.header.family == family)
                 .cloned()
                 .collect();
-            let mut own: Vec<RouteMessage> = addresses
-                .iter()
-                .filter_map(|address| connected(address, table))
+            let connected = addresses.iter();
+            let connected: Vec<RouteMessage> = connected
+                .filter_map(|address| connected_route(address, table))
                 .collect();
+            let mut own = connected.clone();
             for route in &mut interface.routes {
                 if in_main(route, family) {
-                    own.push(in_table(route, table));
                     hint_source(route, &addresses);
+                    let copy = in_table(route, table);
+                    own.extend((!connected.contains(&copy)).then_some(copy));
                 }
             }
             let is_of = |gateway: &&IpAddr| gateway.is_ipv4() == (family == AddressFamily::Inet);
@@ -187,12 +189,10 @@ impl SourceRouting {
                 own.extend(default_via(*gateway, &addresses, table));
             }
             own.sort_by_key(replay::has_gateway);
-            for mut route in own {
-                hint_source(&mut route, &addresses);
-                if !interface.routes.contains(&route) {
-                    interface.routes.push(route);
-                }
+            for route in &mut own {
+                hint_source(route, &addresses);
             }
+            interface.routes.extend(own);
             let sources = addresses.iter().filter_map(address::own);
             let by_name = RuleAttribute::Oifname(ifname.to_owned());
             let selectors = sources.map(RuleAttribute::Source).chain([by_name]);
@@ -209,7 +209,7 @@ fn is_of_the_kernel(table: u32) -> bool {
 
 /// The network of an address as the kernel makes its route, in another table; none for a single
 /// address.
-fn connected(address: &AddressMessage, table: u32) -> Option<RouteMessage> {
+fn connected_route(address: &AddressMessage, table: u32) -> Option<RouteMessage> {
     let own = cidr(address).filter(|own| *own != own.ip().into())?;
     let route = Route {
         table: Some(table),

@@ -16,7 +16,7 @@ use rdma_netdev::{
     command::status,
     config::{Attach, Config, Devices, RdmaRequirement},
     decide::refusals,
-    facts::Facts,
+    facts::{Facts, ForOne},
 };
 
 /// The names under which this plugin is called: its own, and that of the RDMA CNI plugin, in whose
@@ -108,6 +108,7 @@ fn check_plugin(
     found.attach = Some(attach(&config, by_unit));
     // Neither of the two hides the other.
     let mut ranges = None;
+    found.note(|_| Ok(request.config.dns().map(drop)?));
     found.note(|found| {
         ranges = check_addresses(&request, &config, policy, places, found)?;
         Ok(())
@@ -190,7 +191,7 @@ fn check_addresses(
     for leased in read.examples()? {
         let request = addressing::Request {
             ifname: "net1",
-            rail: None,
+            rail: config.rail,
             config,
             mtu: config.mtu,
             leased: Some(&leased),

@@ -12,14 +12,14 @@ use netlink::{
 use crate::{
     error::Error,
     interface::IPOIB_CARRIER_TIMEOUT,
-    journal::{Key, Record},
+    journal::{Key, Lock, Record},
     node::Node,
     part::Part,
     rdma::{self, DeviceNodes},
 };
 
 /// Makes all interfaces of an attachment, in the pod `inside` is a socket of. Returns each interface as
-/// it is then; none for `rdma-only`.
+/// it is then; none for `rdma-only`. `parents` keeps netdevs of children from being moved.
 ///
 /// # Errors
 /// The first failure.
@@ -29,6 +29,7 @@ pub fn attach(
     record: &Record,
     pod: &Namespace,
     inside: &mut Socket,
+    parents: Lock,
 ) -> Result<Vec<Option<Link>>, Error> {
     for moved in record.parts.iter().filter_map(Part::moved) {
         node.journal.take(&moved.host.identity, key, &node.boot)?;
@@ -55,6 +56,7 @@ pub fn attach(
             Part::RdmaOnly(_) => None,
         });
     }
+    drop(parents);
     add_altname(inside, &record.ifname, &links)?;
     configure(node, record, pod, inside, &mut links)?;
     check_carriers(node, record, &links)?;

@@ -26,8 +26,7 @@ use crate::{
 
 /// Undoes an attachment, all of its interfaces.
 ///
-/// `timeout` limits the wait for RDMA devices, then for interfaces, that return from a dying namespace:
-/// they return together.
+/// `timeout` limits the wait for what returns from a dying namespace: all of it returns together.
 ///
 /// # Errors
 /// All failures, the first one first; [`Kind::Kept`](crate::error::Kind::Kept) where the host has all
@@ -48,12 +47,6 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
             Err(e) => failures.push(e),
             Ok(pod) => {
                 let pod = pod.as_ref();
-                // RDMA devices first: netdevs of InfiniBand stand on them.
-                let started = Instant::now();
-                for part in &record.parts {
-                    let left = timeout.saturating_sub(started.elapsed());
-                    failures.extend(return_rdma(node, key, part, pod, left).err());
-                }
                 let started = Instant::now();
                 for part in &record.parts {
                     let left = timeout.saturating_sub(started.elapsed());
@@ -69,7 +62,9 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                         Part::Child(child) => {
                             failures.extend(child.undo(node, record, pod, left).err());
                         }
-                        Part::RdmaOnly(_) => {}
+                        Part::RdmaOnly(only) => {
+                            failures.extend(return_rdma(node, key, &only.rdma, pod, left).err());
+                        }
                     }
                 }
                 // The pod's own affair, which nothing of the host waits for.
@@ -136,18 +131,18 @@ pub fn living(record: &Record) -> Result<Option<Namespace>, Error> {
     }))
 }
 
-/// Returns RDMA devices out of `pod`. When the pod is over the kernel returned them, and another one can
-/// have them by now.
+/// Returns RDMA devices that moved alone, which no claim is about, out of `pod`. When the pod is over the
+/// kernel returned them, and another one can have them by now.
 fn return_rdma(
     node: &Node,
     key: &Key,
-    part: &Part,
+    devices: &[RdmaDevice],
     pod: Option<&Namespace>,
     timeout: Duration,
 ) -> Result<(), Error> {
     let devices = match pod {
-        Some(_) => part.rdma().to_vec(),
-        None => without_those_of_others(node, key, part.rdma())?,
+        Some(_) => devices.to_vec(),
+        None => without_those_of_others(node, key, devices)?,
     };
     rdma::return_devices(node, &devices, pod, timeout)
 }

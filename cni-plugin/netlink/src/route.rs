@@ -120,10 +120,10 @@ fn dump(
 }
 
 /// Adds a route; beside one to the same destination it becomes another next hop or a later
-/// choice, as `ip route append` does.
-///
-/// # Errors
-/// The kernel's refusal: EEXIST when the very same route is there.
+/// choice, as `ip route append` does. The very same route that is there is added.
 pub fn append(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
-    socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_APPEND, route)
+    match socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_APPEND, route) {
+        Err(e) if e.is(libc::EEXIST) => Ok(()),
+        done => done,
+    }
 }

@@ -1,26 +1,24 @@
 //! Routing rules.
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable};
 use netlink_packet_route::{
     AddressFamily,
     rule::{RuleAttribute, RuleMessage},
 };
 
-use super::{Result, Socket, socket};
+use super::{Result, Socket};
 
-/// `sizeof(struct fib_rule_hdr)`
-const HEADER_BYTES: usize = 12;
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
 const RTM_GETRULE: u16 = 34;
 
 /// All rules of a family, or of every family for `Unspec`; none where the kernel has no such family,
-/// or no rules.
+/// or no rules. One that cannot be read whole, as with a name that is not text, is left out: without what
+/// is missing it would be another rule.
 pub fn list(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RuleMessage>> {
     let mut filter = RuleMessage::default();
     filter.header.family = family;
-    let parse =
-        |payload: &[u8]| socket::parse_leniently::<RuleMessage>(payload, HEADER_BYTES).map(Some);
+    let parse = |payload: &[u8]| Ok(RuleMessage::parse(payload).ok());
     match socket.dump("list routing rules", RTM_GETRULE, &filter, parse) {
         Err(e) if e.is(libc::EAFNOSUPPORT) || e.is(libc::EOPNOTSUPP) => Ok(Vec::new()),
         done => done,

@@ -13,7 +13,7 @@
 //! container and interface. After it, a failure or a killed process is undone by the function that
 //! serves DEL. The attachment is locked throughout.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use attachment::{
     addresses::{self, Ipam},
@@ -28,7 +28,8 @@ use attachment::{
     part::Part,
     rdma,
 };
-use cni_wire::{AttachmentId, CniResult, Code, Request};
+use cni_wire::{AttachmentId, CniResult, Code, Dns, Request};
+use hca::NetnsMode;
 use netlink::{
     Namespace, Socket,
     link::{self, By},
@@ -42,9 +43,9 @@ use crate::{
     answer::{self, Chain, Made},
     bind::{self, Bound},
     config::{Attach, ChildKind, Config},
-    decide::decide,
+    decide::{decide, refusals},
     error::Error,
-    facts::{self, Facts, Reading, Units},
+    facts::{self, Facts, ForOne, Reading, Units},
     orphan::{self, OwnNics},
 };
 
@@ -61,6 +62,13 @@ pub(super) const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first failure; nothing is left then.
 pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let call = Call::read(&node, request)?;
+    // What no NIC can mend is said before anything is asked or waited for.
+    if let Some(first) = refusals(&call.config, &call.facts(&node))
+        .into_iter()
+        .next()
+    {
+        return Err(first);
+    }
     let pod = pod_namespace(&node, request)?;
     let attachment = node
         .journal
@@ -112,7 +120,9 @@ fn add(
         before: &call.chain.result,
     };
     let nics = reading.nics(&units, &own.true_names)?;
-    let facts = facts::read(node, request, config, ipam, units, nics)?;
+    let facts = call
+        .facts(node)
+        .with_nics(node, request, config, units, nics)?;
     let parts = decide(config, &facts)?;
     for part in parts
         .iter()
@@ -145,11 +155,11 @@ fn add(
     let nics = facts.nics;
     let record = recorded.insert(record);
 
-    let links = attach(node, &call.key, record, pod, inside)?;
-    drop(kept);
+    let links = attach(node, &call.key, record, pod, inside, kept)?;
 
     let of_part = record.parts.iter().zip(given).zip(links);
     let made = Made {
+        dns: &call.dns,
         node,
         request,
         config,
@@ -160,7 +170,7 @@ fn add(
             .collect(),
     };
     let gid_indexes = made.report(&call.chain.result)?;
-    let result = made.result(call.chain.result.clone())?;
+    let result = made.result(call.chain.result.clone());
     if let Some(bound) = bound {
         bound.commit(node, gid_indexes)?;
     }
@@ -237,6 +247,9 @@ struct Call<'a> {
     config: Config,
     chain: Chain,
     ipam: Ipam,
+    dns: Dns,
+    ranges: Option<BTreeSet<u32>>,
+    mode: Option<Option<NetnsMode>>,
 }
 
 impl<'a> Call<'a> {
@@ -276,9 +289,24 @@ impl<'a> Call<'a> {
             id,
             key,
             chain: Chain::of(before, is_ipvlan, &ipam, &policy.allow)?,
+            dns: request.config.dns()?,
+            ranges: ipam.rails(node, request)?,
+            mode: facts::mode(node, &config)?,
             config,
             ipam,
         })
+    }
+
+    /// What is known without a NIC.
+    fn facts<'n>(&self, node: &'n Node) -> Facts<'n> {
+        Facts {
+            ifname: self.id.ifname.to_string(),
+            by_unit: self.config.allocation.is_some(),
+            for_one: ForOne::of(&self.ipam, self.chain.taken.is_some()),
+            ranges: self.ranges.clone(),
+            mode: self.mode,
+            ..Facts::without_pod(&node.policy.values, &node.policy.path)
+        }
     }
 
     /// The IPAM is in it before it leases anything: a DEL that finds a record releases by that alone.

@@ -36,7 +36,11 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         return end(&mut node, &key, &record);
     }
     is_known(&node, &what)?;
-    if let Some(network) = other_network(&node, &key, id)? {
+    let ipam = Ipam::of_release(&node, request);
+    // Another IPAM may release by container and interface alone.
+    if !matches!(ipam, Ipam::Own)
+        && let Some(network) = other_network(&node, &key, id)?
+    {
         node.log.info(format_args!(
             "nothing to undo: {id} is attached to network {network}"
         ));
@@ -46,7 +50,7 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     bind::unbind_unrecorded(&node, id.container_id.as_str(), request);
     // Leases are found by container, interface and network, whatever the journal knew. A configuration whose
     // IPAM cannot be read or found, or is not allowed, had none leased by us.
-    Ipam::of_release(&node, request).del(&node, request)?;
+    ipam.del(&node, request)?;
     node.journal.forget(&key)
 }
 

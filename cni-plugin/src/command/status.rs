@@ -17,7 +17,7 @@ use crate::{
     config::Config,
     decide::decide,
     error::Error,
-    facts::{self, Facts},
+    facts::{self, Facts, ForOne},
 };
 
 /// Serves STATUS. Returns why pods of the network may be without a carrier.
@@ -58,9 +58,9 @@ fn check(
     node.journal.check_writable()?;
     let ipam = Ipam::of(&node, request)?;
     let facts = Facts {
-        ipam_for_one: ipam.for_one(),
+        for_one: ForOne::of(&ipam, false),
         ranges: ipam.rails(&node, request)?,
-        mode: Some(hca::netns_mode(&node.roots)?),
+        mode: facts::mode(&node, &config)?,
         nics,
         ..Facts::without_pod(&node.policy.values, &node.policy.path)
     };

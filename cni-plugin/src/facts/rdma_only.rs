@@ -26,7 +26,7 @@ pub struct RdmaOnly {
     /// How the RDMA subsystem treats namespaces.
     pub mode: Option<NetnsMode>,
     /// The devices as they move; read where they do.
-    pub rdma: MovableRdma,
+    pub rdma: Result<MovableRdma, Error>,
 }
 
 /// An interface of the pod that the previous result names.
@@ -146,7 +146,7 @@ pub(super) fn read(
         interface,
         devices,
         mode: hca::netns_mode(&node.roots)?,
-        rdma: MovableRdma::default(),
+        rdma: Ok(MovableRdma::default()),
     })
 }
 

@@ -13,7 +13,7 @@ use netlink_packet_route::{
         AddressScope,
     },
     neighbour::{NeighbourAttribute, NeighbourMessage},
-    route::{RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteType, RouteVia},
+    route::{RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteVia},
     rule::{RuleAttribute, RuleFlags, RuleMessage},
 };
 
@@ -190,9 +190,9 @@ fn with_flags(message: &AddressMessage, index: u32, flags: AddressFlags) -> Addr
     copy
 }
 
-/// Whether the kernel makes the route itself: out of an address, of the interface being up, or
-/// of a router advertisement, whose routes expire. One of that origin without an end was made by an
-/// agent of the cloud.
+/// Whether a route comes by itself, or ends by itself: the kernel makes it out of an address or of the
+/// interface being up, or it expires, as those of router advertisements do. One of that origin without an
+/// end was made by an agent of the cloud.
 pub fn is_kernel_made(route: &RouteMessage) -> bool {
     let expires = has(
         route,
@@ -200,9 +200,7 @@ pub fn is_kernel_made(route: &RouteMessage) -> bool {
     );
     let is_multicast = |to: IpAddr| to.is_ipv6() && to.is_multicast();
     route.header.protocol == RouteProtocol::Kernel
-        || (route.header.protocol == RouteProtocol::Ra && expires)
-        || route.header.kind != RouteType::Unicast
-        || route::table_of(route) == LOCAL
+        || expires
         || route.header.flags.contains(RouteFlags::Cloned)
         || route::destination(route).is_some_and(is_multicast)
 }
@@ -300,7 +298,7 @@ mod tests {
     use netlink_packet_route::{
         AddressFamily,
         address::CacheInfo,
-        route::{RouteAddress, RouteCacheInfo},
+        route::{RouteAddress, RouteCacheInfo, RouteType},
     };
 
     use super::*;
@@ -387,8 +385,9 @@ mod tests {
         advertised.attributes.push(RouteAttribute::CacheInfo(info));
         assert!(is_kernel_made(&advertised));
         let mut local = plain_route(vec![RouteAttribute::Table(255)]);
-        assert!(is_kernel_made(&local));
         local.header.kind = RouteType::Local;
+        assert!(!is_kernel_made(&local), "an administrator's");
+        local.header.protocol = RouteProtocol::Kernel;
         assert!(is_kernel_made(&local));
         let group = RouteAddress::Inet6("ff00::".parse().unwrap());
         assert!(is_kernel_made(&plain_route(vec![

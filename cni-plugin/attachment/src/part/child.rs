@@ -1,8 +1,9 @@
 //! A macvlan, an ipvlan, or a partition of an InfiniBand port.
 //!
 //! Name, MAC address and index are chosen before the link exists: the record names it whenever the
-//! ADD is cut off, and nothing of it is patched. Its pod can rename it, but not change its index, its
-//! kind or what it is on.
+//! ADD is cut off, and nothing of it is patched. Its pod can rename it, but not change its kind or what
+//! it is on; a pod that moves it to another namespace and back under another index hides it from DEL, as
+//! one that leaves it there does.
 
 use std::{
     fmt,

@@ -7,7 +7,7 @@ use std::{
 
 use cni_wire::Code;
 use netlink::{
-    Namespace, Socket,
+    Name, Namespace, Socket,
     link::{self, By, Change, Link},
 };
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ use crate::{
         state::IPOIB_MODE,
     },
     node::{HostNetns, Node},
-    rdma::DeviceNodes,
+    rdma::{self, DeviceNodes},
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -225,10 +225,35 @@ impl Move {
                 return Ok(Returned::default());
             }
         }
+        self.give_back(node, pod, timeout)
+    }
+
+    /// Returns the netdev, which an orphaned attachment left, for another one. Call with its lock held.
+    /// Returns its name on the host, where another netdev has that at present.
+    ///
+    /// # Errors
+    /// It is not on the host yet, or no pod can have it.
+    pub fn reclaim(&self, node: &mut Node, record: &Record) -> Result<Option<Name>, Error> {
+        let returned = self.give_back(node, None, restore::RETURN_TIMEOUT)?;
+        match self.unusable(&returned, record) {
+            Some(unusable) => Err(unusable),
+            None => Ok(returned.is_misnamed.then(|| self.host.name.clone())),
+        }
+    }
+
+    /// RDMA devices first: netdevs of InfiniBand stand on them.
+    fn give_back(
+        &self,
+        node: &mut Node,
+        pod: Option<&Namespace>,
+        timeout: Duration,
+    ) -> Result<Returned, Error> {
+        let devices = rdma::return_devices(node, &self.rdma, pod, timeout);
         let returned = restore::return_netdev(node, &self.host, pod, timeout)?;
         self.report(node, &returned);
+        devices?;
         if returned.defect().is_none() {
-            node.journal.release(identity)?;
+            node.journal.release(&self.host.identity)?;
         }
         Ok(returned)
     }

@@ -8,7 +8,7 @@ use node::pattern::Pattern;
 use node::policy::{Allow, Policy, Selector};
 
 use super::*;
-use crate::facts::{Dependent, RdmaOnly};
+use crate::facts::{Dependent, MovableState, RdmaOnly};
 use crate::rdma::MovableRdma;
 
 fn nic() -> HostLink {
@@ -190,7 +190,8 @@ fn hardware() -> HostLink {
 fn movable(link: HostLink) -> Found {
     Found::Move(Box::new(Movable {
         link,
-        ..Movable::default()
+        dependent: None,
+        state: Ok(MovableState::default()),
     }))
 }
 
@@ -238,7 +239,7 @@ fn what_others_stand_on_is_not_moved() {
             what: "vxlan vx0 stands on it".into(),
             remedy: "remove that first",
         }),
-        ..Movable::default()
+        state: Ok(MovableState::default()),
     }));
     let denied = asked(&nic, &Config::default(), false, &all, None).unwrap_err();
     assert!(denied.msg.ends_with(": vxlan vx0 stands on it"), "{denied}");
@@ -407,7 +408,7 @@ fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Found {
             netdevs,
         }],
         mode: None,
-        rdma: MovableRdma::default(),
+        rdma: Ok(MovableRdma::default()),
     })
 }
 

@@ -91,10 +91,7 @@ pub(super) fn restore_neighbour(to: &mut Restoration<'_>, entry: Entry<'_>) -> W
 pub(super) fn restore_route(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
     let (known, now) = (to.before.identity.index, to.netdev.link.index);
     let route = replay::route(&message(entry)?, known, now);
-    match route::append(to.netdev.socket, entry.what, &route) {
-        Err(e) if e.is(libc::EEXIST) => Ok(()),
-        done => done,
-    }
+    route::append(to.netdev.socket, entry.what, &route)
 }
 
 pub(super) fn restore_rule(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
