@@ -22,13 +22,8 @@ pub struct Name(Vec<u8>);
 impl Name {
     /// Of an attribute's value, with or without its NUL.
     pub fn of_attribute(value: &[u8]) -> Self {
-        let end = value.iter().position(|byte| *byte == 0);
-        Name(
-            value
-                .get(..end.unwrap_or(value.len()))
-                .unwrap_or_default()
-                .to_vec(),
-        )
+        let name = value.split(|byte| *byte == 0).next();
+        Name(name.unwrap_or_default().to_vec())
     }
 
     pub fn as_bytes(&self) -> &[u8] {
@@ -83,33 +78,15 @@ impl fmt::Display for Name {
     }
 }
 
-impl From<&str> for Name {
-    fn from(text: &str) -> Self {
-        Name(text.as_bytes().to_vec())
+impl<T: AsRef<[u8]> + ?Sized> From<&T> for Name {
+    fn from(name: &T) -> Self {
+        Name(name.as_ref().to_vec())
     }
 }
 
-impl From<&[u8]> for Name {
-    fn from(bytes: &[u8]) -> Self {
-        Name(bytes.to_vec())
-    }
-}
-
-impl PartialEq<String> for Name {
-    fn eq(&self, text: &String) -> bool {
-        self.0 == text.as_bytes()
-    }
-}
-
-impl PartialEq<str> for Name {
-    fn eq(&self, text: &str) -> bool {
-        self.0 == text.as_bytes()
-    }
-}
-
-impl PartialEq<&str> for Name {
-    fn eq(&self, text: &&str) -> bool {
-        self.0 == text.as_bytes()
+impl<T: AsRef<[u8]> + ?Sized> PartialEq<T> for Name {
+    fn eq(&self, name: &T) -> bool {
+        self.0 == name.as_ref()
     }
 }
 

@@ -40,10 +40,8 @@ pub fn list_unicast(socket: &mut Socket, link: u32) -> Result<Vec<Vec<u8>>> {
     let mut filter = NeighbourMessage::default();
     filter.header.family = AddressFamily::Bridge;
     let all = list(socket, "list addresses received", link, filter)?;
-    let own = all
-        .into_iter()
-        .filter(|entry| entry.header.flags.contains(NeighbourFlags::Own));
-    let addresses = own.filter_map(|entry| {
+    let is_own = |entry: &NeighbourMessage| entry.header.flags.contains(NeighbourFlags::Own);
+    let addresses = all.into_iter().filter(is_own).filter_map(|entry| {
         let mut attributes = entry.attributes.into_iter();
         attributes.find_map(|attribute| match attribute {
             // IEEE 802: the lowest bit of the first byte makes it an address of several.

@@ -20,7 +20,7 @@ use super::{
 
 /// All addresses of the namespace, each with the index of its link. A peer's is not among them.
 pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
-    let all = address::list_all(socket)?.into_iter();
+    let all = address::list(socket, 0)?.into_iter();
     Ok(all
         .filter_map(|message| Some((message.header.index, address::own(&message)?)))
         .collect())
