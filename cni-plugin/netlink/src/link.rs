@@ -30,6 +30,7 @@ use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkFl
 use super::{Name, Result, Socket, attribute, name::LONGEST_NAME_BYTES, socket::on_errno};
 
 const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
 

@@ -61,21 +61,20 @@ impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
             for character in chunk.valid().chars() {
-                if character.is_control() || character == '\\' {
-                    let mut buffer = [0; 4];
-                    for byte in character.encode_utf8(&mut buffer).bytes() {
-                        write!(f, "\\x{byte:02x}")?;
-                    }
-                } else {
-                    write!(f, "{character}")?;
+                match character.is_control() || character == '\\' {
+                    true => escape(f, character.encode_utf8(&mut [0; 4]).as_bytes())?,
+                    false => write!(f, "{character}")?,
                 }
             }
-            for byte in chunk.invalid() {
-                write!(f, "\\x{byte:02x}")?;
-            }
+            escape(f, chunk.invalid())?;
         }
         Ok(())
     }
+}
+
+fn escape(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    let mut bytes = bytes.iter();
+    bytes.try_for_each(|byte| write!(f, "\\x{byte:02x}"))
 }
 
 impl<T: AsRef<[u8]> + ?Sized> From<&T> for Name {

@@ -196,8 +196,9 @@ impl CniResult {
         if let Some(Value::Array(ips)) = object.get_mut("ips").filter(|_| is_old) {
             for (ip, of) in ips.iter_mut().zip(&answer.ips) {
                 let family = if of.address.is_ipv6() { "6" } else { "4" };
-                let fields = ip.as_object_mut();
-                fields.map(|fields| fields.insert("version".into(), family.into()));
+                if let Some(fields) = ip.as_object_mut() {
+                    fields.insert("version".into(), family.into());
+                }
             }
         }
         let mut document = Value::Object(object);

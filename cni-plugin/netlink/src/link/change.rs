@@ -7,11 +7,10 @@ use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Prop};
 
 use super::{
     IFLA_ALT_IFNAME, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO,
-    IFLA_XDP, Link, RTM_NEWLINK, RTM_SETLINK, XdpMode, message, named,
+    IFLA_XDP, Link, RTM_DELLINK, RTM_NEWLINK, RTM_SETLINK, XdpMode, message, named,
 };
 use crate::{Name, Namespace, Result, Socket, attribute::Raw, socket::on_errno};
 
-const RTM_DELLINK: u16 = 17;
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
 const AF_INET: u16 = 2;

@@ -7,7 +7,7 @@ use netlink_packet_route::link::{
     InfoData, InfoKind, InfoMacVlan, LinkAttribute, LinkInfo, MacVlanMode,
 };
 
-use super::{By, IFLA_IFNAME, Link, RTM_NEWLINK, delete, get, message, named};
+use super::{By, IFLA_IFNAME, Link, RTM_DELLINK, RTM_NEWLINK, get, message, named};
 use crate::{Result, Socket};
 
 /// A child to be made.
@@ -109,11 +109,9 @@ pub fn carries_child(socket: &mut Socket, link: &Link) -> Result<bool> {
         Err(e) => Err(e),
         // No link is called lo.
         Ok(()) => {
-            let made = Link {
-                index: unused,
-                ..Link::default()
-            };
-            delete(socket, &made).map(|()| false)
+            let made = super::message(unused, Vec::new());
+            let deleted = socket.request("delete lo", RTM_DELLINK, 0, &made);
+            deleted.map(|()| false)
         }
     }
 }
