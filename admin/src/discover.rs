@@ -281,7 +281,7 @@ impl HostAddress {
             return Vec::new();
         };
         let messages = netlink::Socket::open()
-            .and_then(|mut socket| netlink::address::list_all(&mut socket))
+            .and_then(|mut socket| netlink::address::list(&mut socket, 0))
             .unwrap_or_default();
         let messages = messages.iter();
         messages.filter_map(|one| Self::of(one, scanned)).collect()

@@ -113,7 +113,7 @@ pub enum Found {
     Move(Box<Movable>),
     /// The netdev of the host that the child is on.
     Child(ChildKind, Box<HostLink>),
-    RdmaOnly(RdmaOnly),
+    RdmaOnly(Box<RdmaOnly>),
 }
 
 /// A netdev that is to move.
@@ -276,7 +276,7 @@ impl Reading<'_> {
                 if only.mode == Some(NetnsMode::Exclusive) && config.rdma != RdmaRequirement::Off {
                     only.rdma = rdma::read(self.node, &only.names(), None, nodes, None);
                 }
-                Ok(Found::RdmaOnly(only))
+                Ok(Found::RdmaOnly(Box::new(only)))
             }
             Attach::Move => {
                 let target = move_target(config, unit)?;

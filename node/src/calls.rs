@@ -147,8 +147,8 @@ impl Calls {
         let calls = self.0.entry(command.as_str().to_owned()).or_default();
         let ending = match code {
             None => &mut calls.successes,
-            Some(Code::Other(_)) => calls.failures.entry(0).or_default(),
-            Some(code) => calls.failures.entry(code.number()).or_default(),
+            Some(code) if code.is_known() => calls.failures.entry(code.0).or_default(),
+            Some(_) => calls.failures.entry(0).or_default(),
         };
         *ending = ending.saturating_add(1);
         let bucket = BOUNDS.iter().position(|bound| took <= *bound);
@@ -181,13 +181,13 @@ mod tests {
         count(&file, Command::Add, None, ms(7));
         count(&file, Command::Add, None, ms(10));
         count(&file, Command::Add, Some(Code::Exhausted), ms(60_000));
-        count(&file, Command::Add, Some(Code::Other(4711)), ms(1));
+        count(&file, Command::Add, Some(Code(4711)), ms(1));
         count(&file, Command::Del, None, ms(30));
         count(&file, Command::Version, None, ms(30));
         let calls = Calls::read(&file).unwrap().unwrap();
         let added = CommandCalls {
             successes: 2,
-            failures: BTreeMap::from([(0, 1), (Code::Exhausted.number(), 1)]),
+            failures: BTreeMap::from([(0, 1), (Code::Exhausted.0, 1)]),
             buckets: [1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1],
             micros: 60_018_000,
         };

@@ -106,7 +106,7 @@ impl Log {
     pub fn failure(&self, command: Command, error: &Error) {
         // It contains text of a network's configuration.
         let said = bounded(&error.to_string(), MAX_FAILURE_BYTES);
-        let text = format_args!("failed with code {}: {said}", error.code.number());
+        let text = format_args!("failed with code {}: {said}", error.code.0);
         match (command, error.code) {
             (Command::Status, _) | (_, Code::TryAgain) => self.warn(text),
             _ => self.error(text),

@@ -116,9 +116,9 @@ fn check_plugin(
     let kind = request.config.ipam_type().ok().flatten();
     let facts = Facts {
         by_unit,
-        ipam_for_one: kind
+        for_one: kind
             .filter(|kind| !addresses::is_own(kind))
-            .map(str::to_owned),
+            .map(|kind| ForOne::Ipam(kind.to_owned())),
         ranges,
         ..Facts::without_pod(policy, &places.policy)
     };

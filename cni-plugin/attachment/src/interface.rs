@@ -6,7 +6,9 @@ use std::{borrow::Cow, fmt, path::Path, thread, time::Duration, time::Instant};
 use netlink::{
     Socket, address, announce,
     link::{self, By, Change, InetSettings, Link},
-    neighbour, route, rule, sysctl,
+    neighbour, route, rule,
+    socket::on_errno,
+    sysctl,
 };
 use netlink_packet_route::{
     address::AddressMessage, neighbour::NeighbourMessage, route::RouteMessage, rule::RuleMessage,
@@ -82,7 +84,9 @@ impl InterfaceConfig {
             files = all.collect();
         }
         for ((group, file), value) in files {
-            sysctl::write_if_there(proc, group, name, file, value)?;
+            // A kernel may not have the setting.
+            let written = sysctl::write(proc, group, name, file, value);
+            on_errno(written, &[libc::ENOENT], ())?;
         }
         for message in &self.addresses {
             let mut message = message.clone();

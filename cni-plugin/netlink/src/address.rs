@@ -5,7 +5,10 @@ use std::net::IpAddr;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 
-use super::{Result, Socket, socket};
+use super::{
+    Result, Socket,
+    socket::{self, on_errno},
+};
 
 /// `sizeof(struct ifaddrmsg)`
 const HEADER_BYTES: usize = 8;
@@ -13,7 +16,7 @@ const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 
-/// All addresses of a link, both families, in the kernel's order.
+/// All addresses of a link, both families, in the kernel's order; of all links for the index 0.
 pub fn list(socket: &mut Socket, index: u32) -> Result<Vec<AddressMessage>> {
     let mut filter = AddressMessage::default();
     filter.header.index = index;
@@ -24,22 +27,15 @@ pub fn list(socket: &mut Socket, index: u32) -> Result<Vec<AddressMessage>> {
 
 /// An interface's own address, not its peer's: that stands in `IFA_ADDRESS`, its own then in `IFA_LOCAL`.
 pub fn own(message: &AddressMessage) -> Option<IpAddr> {
-    let attributes = || message.attributes.iter();
-    let local = attributes().find_map(|a| match a {
-        AddressAttribute::Local(address) => Some(*address),
-        _ => None,
-    });
-    local.or_else(|| {
-        attributes().find_map(|a| match a {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        })
-    })
-}
-
-/// Every address of the namespace.
-pub fn list_all(socket: &mut Socket) -> Result<Vec<AddressMessage>> {
-    list(socket, 0)
+    let mut found = None;
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(own) => return Some(*own),
+            AddressAttribute::Address(address) => found = Some(*address),
+            _ => {}
+        }
+    }
+    found
 }
 
 /// Adds an address.
@@ -57,8 +53,6 @@ pub fn replace(socket: &mut Socket, what: &str, address: &AddressMessage) -> Res
 
 /// Removes an address; one that is not there is removed.
 pub fn delete(socket: &mut Socket, what: &str, address: &AddressMessage) -> Result<()> {
-    match socket.request(what, RTM_DELADDR, 0, address) {
-        Err(e) if e.is(libc::EADDRNOTAVAIL) => Ok(()),
-        done => done,
-    }
+    let deleted = socket.request(what, RTM_DELADDR, 0, address);
+    on_errno(deleted, &[libc::EADDRNOTAVAIL], ())
 }

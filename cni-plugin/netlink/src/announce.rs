@@ -20,7 +20,7 @@ use super::{Error, Result, link::Link};
 
 const ETHERTYPE_ARP: u16 = 0x0806;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
-const ARP_REQUEST: u16 = 1;
+const ARP_REQUEST: u8 = 1;
 
 /// Announces these addresses to the link's neighbours, if its hardware type has such. Call from within
 /// the link's namespace.
@@ -31,8 +31,8 @@ pub fn announce(link: &Link, addresses: impl Iterator<Item = IpAddr>) -> Result<
     if !matches!((link.hardware, link.mac.len()), (1, 6) | (32, 20)) {
         return Ok(());
     }
-    let failed =
-        |e: nix::Error| Error::call(format_args!("announce addresses on {}", link.name), e);
+    let what = format_args!("announce addresses on {}", link.name);
+    let failed = |e: nix::Error| Error::call(what, e);
     let (family, raw) = (AddressFamily::Packet, SockType::Raw);
     let socket = socket(family, raw, SockFlag::SOCK_CLOEXEC, None).map_err(failed)?;
     bind_to(&socket, link.index).map_err(failed)?;
@@ -94,25 +94,24 @@ fn frame(hardware: u16, mac: &[u8], address: IpAddr) -> Vec<u8> {
 /// signature of the protocol and the partition. The partition is not known here and is filled
 /// in by the driver (`ipoib_start_xmit()`).
 fn multicast_ib(signature: u16, group: [u8; 4]) -> Vec<u8> {
-    let mut address = vec![0x00, 0xff, 0xff, 0xff, 0xff, 0x12];
-    address.extend(signature.to_be_bytes());
-    address.extend([0xff, 0xff, 0, 0, 0, 0, 0, 0]);
-    address.extend(group);
-    address
+    let queue_pair_and_scope = [0x00, 0xff, 0xff, 0xff, 0xff, 0x12];
+    let partition = [0xff, 0xff, 0, 0, 0, 0, 0, 0];
+    [
+        &queue_pair_and_scope[..],
+        &signature.to_be_bytes(),
+        &partition,
+        &group,
+    ]
+    .concat()
 }
 
 /// A request for the own address; the target's hardware address is zero.
 fn arp(hardware: u16, mac: &[u8], address: Ipv4Addr) -> Vec<u8> {
-    let mut packet = hardware.to_be_bytes().to_vec();
-    packet.extend(0x0800u16.to_be_bytes());
-    packet.push(if mac.len() == 6 { 6 } else { 20 });
-    packet.push(4);
-    packet.extend(ARP_REQUEST.to_be_bytes());
-    packet.extend(mac);
-    packet.extend(address.octets());
-    packet.extend(vec![0; mac.len()]);
-    packet.extend(address.octets());
-    packet
+    let [high, low] = hardware.to_be_bytes();
+    let length = if mac.len() == 6 { 6 } else { 20 };
+    let header = [high, low, 0x08, 0x00, length, 4, 0, ARP_REQUEST];
+    let (address, nobody) = (address.octets(), vec![0; mac.len()]);
+    [&header[..], mac, &address, &nobody, &address].concat()
 }
 
 /// IPv6 and `ICMPv6` headers, target, and the target's link-layer address.

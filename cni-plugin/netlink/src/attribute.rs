@@ -67,9 +67,7 @@ impl Emitable for Raw {
     }
 
     fn emit(&self, buffer: &mut [u8]) {
-        for (to, from) in buffer.iter_mut().zip(&self.0) {
-            *to = *from;
-        }
+        put(buffer, 0, &self.0);
     }
 }
 

@@ -88,16 +88,14 @@ pub fn tcx(index: u32) -> Result<Vec<Tcx>> {
     for direction in DIRECTIONS {
         match query(index, direction) {
             Ok(programs) => found.extend(programs),
-            // A kernel without them, or without BPF.
-            Err(e)
-                if matches!(
-                    e.raw_os_error(),
-                    Some(libc::EINVAL | libc::ENOSYS | libc::ENOENT)
-                ) => {}
-            Err(e) => {
-                let what = format!("read tcx programs of netdev {index}");
-                return Err(Error::call(what, e));
-            }
+            Err(e) => match e.raw_os_error() {
+                // A kernel without them, or without BPF.
+                Some(libc::EINVAL | libc::ENOSYS | libc::ENOENT) => {}
+                _ => {
+                    let what = format_args!("read tcx programs of netdev {index}");
+                    return Err(Error::call(what, e));
+                }
+            },
         }
     }
     Ok(found)
@@ -170,12 +168,8 @@ pub fn detach_xdp_link(index: u32, program: u32) -> Result<()> {
             }
         }
     };
-    detach().map_err(|e| {
-        Error::call(
-            format_args!("detach XDP program {program} of netdev {index}"),
-            e,
-        )
-    })
+    let what = format_args!("detach XDP program {program} of netdev {index}");
+    detach().map_err(|e| Error::call(what, e))
 }
 
 fn info(link: u32) -> io::Result<[u8; LINK_INFO_BYTES as usize]> {

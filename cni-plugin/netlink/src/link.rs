@@ -27,9 +27,10 @@ use hca::MacAddress;
 use netlink_packet_core::{DecodeError, DefaultNla};
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage};
 
-use super::{Name, Result, Socket, attribute, name::LONGEST_NAME_BYTES};
+use super::{Name, Result, Socket, attribute, name::LONGEST_NAME_BYTES, socket::on_errno};
 
 const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
 
@@ -167,11 +168,9 @@ impl Link {
     fn parse(payload: &[u8]) -> std::result::Result<Link, DecodeError> {
         let (header, attributes) = (payload.split_at_checked(HEADER_BYTES))
             .ok_or_else(|| DecodeError::buffer_too_small(payload.len(), HEADER_BYTES))?;
-        let hardware = header.get(2..).and_then(<[u8]>::first_chunk);
+        let hardware = header.get(2..).and_then(<[u8]>::first_chunk).copied();
         let mut link = Link {
-            hardware: hardware
-                .map(|bytes| u16::from_ne_bytes(*bytes))
-                .unwrap_or_default(),
+            hardware: u16::from_ne_bytes(hardware.unwrap_or_default()),
             index: attribute::word(header, 4),
             flags: LinkFlags::from_bits_retain(attribute::word(header, 8)),
             carrier: true,
@@ -244,6 +243,14 @@ impl fmt::Display for By<'_> {
     }
 }
 
+/// What is said of the link with this index.
+fn message(index: u32, attributes: Vec<LinkAttribute>) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes = attributes;
+    message
+}
+
 fn named(kind: u16, name: &[u8]) -> LinkAttribute {
     LinkAttribute::Other(DefaultNla::new(kind, Name::from(name).to_attribute()))
 }
@@ -255,25 +262,22 @@ fn without_counters() -> LinkAttribute {
 
 /// Reads one link; none when there is none of that name or index.
 pub fn get(socket: &mut Socket, by: By<'_>) -> Result<Option<Link>> {
-    let mut message = LinkMessage::default();
+    let mut attributes = vec![without_counters()];
+    let mut index = 0;
     match by {
-        By::Index(index) => message.header.index = index,
+        By::Index(of_link) => index = of_link,
         // No link has such a name, and the kernel would cut it at the NUL or refuse its length.
         By::Name(name) if name.contains(&0) || name.len() > LONGEST_ALTNAME_BYTES => {
             return Ok(None);
         }
         By::Name(name) if name.len() > LONGEST_NAME_BYTES => {
-            message.attributes.push(named(IFLA_ALT_IFNAME, name));
+            attributes.push(named(IFLA_ALT_IFNAME, name));
         }
-        By::Name(name) => message.attributes.push(named(IFLA_IFNAME, name)),
+        By::Name(name) => attributes.push(named(IFLA_IFNAME, name)),
     }
-    message.attributes.push(without_counters());
-    let what = format_args!("read {by}");
-    match socket.get(what, RTM_GETLINK, &message, Link::parse) {
-        Ok(link) => Ok(Some(link)),
-        Err(e) if e.is(libc::ENODEV) => Ok(None),
-        Err(e) => Err(e),
-    }
+    let (what, message) = (format_args!("read {by}"), message(index, attributes));
+    let read = socket.get(what, RTM_GETLINK, &message, Link::parse);
+    on_errno(read.map(Some), &[libc::ENODEV], None)
 }
 
 /// All links of a namespace.
@@ -293,9 +297,9 @@ pub fn ports(socket: &mut Socket, controller: u32) -> Result<Vec<Link>> {
 }
 
 fn list_of(socket: &mut Socket, filter: Option<LinkAttribute>) -> Result<Vec<Link>> {
-    let mut message = LinkMessage::default();
-    message.attributes.push(without_counters());
-    message.attributes.extend(filter);
+    let mut attributes = vec![without_counters()];
+    attributes.extend(filter);
+    let message = message(0, attributes);
     socket.dump("list netdevs", RTM_GETLINK, &message, |payload| {
         Link::parse(payload).map(Some)
     })

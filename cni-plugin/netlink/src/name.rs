@@ -22,13 +22,8 @@ pub struct Name(Vec<u8>);
 impl Name {
     /// Of an attribute's value, with or without its NUL.
     pub fn of_attribute(value: &[u8]) -> Self {
-        let end = value.iter().position(|byte| *byte == 0);
-        Name(
-            value
-                .get(..end.unwrap_or(value.len()))
-                .unwrap_or_default()
-                .to_vec(),
-        )
+        let name = value.split(|byte| *byte == 0).next();
+        Name(name.unwrap_or_default().to_vec())
     }
 
     pub fn as_bytes(&self) -> &[u8] {
@@ -66,50 +61,31 @@ impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
             for character in chunk.valid().chars() {
-                if character.is_control() || character == '\\' {
-                    let mut buffer = [0; 4];
-                    for byte in character.encode_utf8(&mut buffer).bytes() {
-                        write!(f, "\\x{byte:02x}")?;
-                    }
-                } else {
-                    write!(f, "{character}")?;
+                match character.is_control() || character == '\\' {
+                    true => escape(f, character.encode_utf8(&mut [0; 4]).as_bytes())?,
+                    false => write!(f, "{character}")?,
                 }
             }
-            for byte in chunk.invalid() {
-                write!(f, "\\x{byte:02x}")?;
-            }
+            escape(f, chunk.invalid())?;
         }
         Ok(())
     }
 }
 
-impl From<&str> for Name {
-    fn from(text: &str) -> Self {
-        Name(text.as_bytes().to_vec())
+fn escape(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    let mut bytes = bytes.iter();
+    bytes.try_for_each(|byte| write!(f, "\\x{byte:02x}"))
+}
+
+impl<T: AsRef<[u8]> + ?Sized> From<&T> for Name {
+    fn from(name: &T) -> Self {
+        Name(name.as_ref().to_vec())
     }
 }
 
-impl From<&[u8]> for Name {
-    fn from(bytes: &[u8]) -> Self {
-        Name(bytes.to_vec())
-    }
-}
-
-impl PartialEq<String> for Name {
-    fn eq(&self, text: &String) -> bool {
-        self.0 == text.as_bytes()
-    }
-}
-
-impl PartialEq<str> for Name {
-    fn eq(&self, text: &str) -> bool {
-        self.0 == text.as_bytes()
-    }
-}
-
-impl PartialEq<&str> for Name {
-    fn eq(&self, text: &&str) -> bool {
-        self.0 == text.as_bytes()
+impl<T: AsRef<[u8]> + ?Sized> PartialEq<T> for Name {
+    fn eq(&self, name: &T) -> bool {
+        self.0 == name.as_ref()
     }
 }
 

@@ -15,8 +15,7 @@ const RTM_GETNEIGH: u16 = 30;
 
 /// The permanent neighbours of a link, both families.
 pub fn list_permanent(socket: &mut Socket, link: u32) -> Result<Vec<NeighbourMessage>> {
-    let filter = NeighbourMessage::default();
-    let mut all = list(socket, "list neighbours", link, filter)?;
+    let mut all = list(socket, "list neighbours", link, AddressFamily::Unspec)?;
     all.retain(|one| one.header.state == NeighbourState::Permanent);
     Ok(all)
 }
@@ -25,8 +24,10 @@ fn list(
     socket: &mut Socket,
     what: &str,
     link: u32,
-    mut filter: NeighbourMessage,
+    family: AddressFamily,
 ) -> Result<Vec<NeighbourMessage>> {
+    let mut filter = NeighbourMessage::default();
+    filter.header.family = family;
     filter.attributes.push(NeighbourAttribute::IfIndex(link));
     socket.dump(what, RTM_GETNEIGH, &filter, |payload| {
         let entry = socket::parse_leniently::<NeighbourMessage>(payload, HEADER_BYTES)?;
@@ -37,13 +38,14 @@ fn list(
 /// The unicast addresses that a link receives beside its own (`ndo_dflt_fdb_dump()`): those of
 /// macvlans and ipvlans on it that are up, in whatever namespace, and those that somebody added.
 pub fn list_unicast(socket: &mut Socket, link: u32) -> Result<Vec<Vec<u8>>> {
-    let mut filter = NeighbourMessage::default();
-    filter.header.family = AddressFamily::Bridge;
-    let all = list(socket, "list addresses received", link, filter)?;
-    let own = all
-        .into_iter()
-        .filter(|entry| entry.header.flags.contains(NeighbourFlags::Own));
-    let addresses = own.filter_map(|entry| {
+    let all = list(
+        socket,
+        "list addresses received",
+        link,
+        AddressFamily::Bridge,
+    )?;
+    let is_own = |entry: &NeighbourMessage| entry.header.flags.contains(NeighbourFlags::Own);
+    let addresses = all.into_iter().filter(is_own).filter_map(|entry| {
         let mut attributes = entry.attributes.into_iter();
         attributes.find_map(|attribute| match attribute {
             // IEEE 802: the lowest bit of the first byte makes it an address of several.

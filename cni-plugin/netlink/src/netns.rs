@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io,
+    io::ErrorKind,
     os::{fd::AsRawFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
     thread,
@@ -10,7 +10,7 @@ use std::{
 };
 
 use nix::{
-    errno::Errno,
+    errno::Errno::{EINVAL, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO, ESRCH},
     fcntl::{AT_FDCWD, OFlag, openat},
     sched::{CloneFlags, setns},
     sys::stat::Mode,
@@ -52,10 +52,8 @@ impl Namespace {
     pub fn current(proc: &Path) -> Result<Self> {
         let path = proc.join("thread-self/ns/net");
         Self::open(&path)?.ok_or_else(|| {
-            Error::call(
-                format_args!("open this process' network namespace {}", path.display()),
-                io::Error::from(io::ErrorKind::NotFound),
-            )
+            let what = format_args!("open this process' network namespace {}", path.display());
+            Error::call(what, ErrorKind::NotFound)
         })
     }
 
@@ -69,15 +67,9 @@ impl Namespace {
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
         let file = match openat(AT_FDCWD, path, flags, Mode::empty()) {
             Ok(file) => File::from(file),
-            Err(
-                Errno::ENOENT
-                | Errno::ESRCH
-                | Errno::ENOTDIR
-                | Errno::EINVAL
-                | Errno::ENXIO
-                | Errno::ELOOP
-                | Errno::ENAMETOOLONG,
-            ) => return Ok(None),
+            Err(ENOENT | ESRCH | ENOTDIR | EINVAL | ENXIO | ELOOP | ENAMETOOLONG) => {
+                return Ok(None);
+            }
             Err(e) => return Err(Error::call(what(), e)),
         };
         if !is_network_namespace(&file) {
@@ -124,12 +116,8 @@ impl Namespace {
         if self.is_fake() {
             return Ok(act());
         }
-        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|e| {
-            Error::call(
-                format_args!("enter network namespace {}", self.path.display()),
-                e,
-            )
-        })?;
+        let what = format_args!("enter network namespace {}", self.path.display());
+        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|e| Error::call(what, e))?;
         let done = act();
         own.go_back(&self.path);
         Ok(done)

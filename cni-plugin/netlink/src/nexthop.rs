@@ -45,11 +45,8 @@ impl Nexthop {
 pub fn links(socket: &mut Socket, id: u32) -> Result<Vec<u32>> {
     let all = Raw::new(&[0; HEADER_BYTES]);
     let parse = |payload: &[u8]| Ok(Nexthop::parse(payload));
-    match socket.dump("list nexthops", RTM_GETNEXTHOP, &all, parse) {
-        // A kernel before 5.3.
-        Err(e) if e.is(libc::EOPNOTSUPP) => Ok(Vec::new()),
-        listed => Ok(links_of(&listed?, id)),
-    }
+    let listed = socket.dump("list nexthops", RTM_GETNEXTHOP, &all, parse)?;
+    Ok(links_of(&listed, id))
 }
 
 /// A group has objects as members, never groups (`nh_check_attr_group()`). Pure.

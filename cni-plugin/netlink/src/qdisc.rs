@@ -3,7 +3,10 @@
 use netlink_packet_core::NLM_F_ECHO;
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage};
 
-use super::{Result, Socket, socket};
+use super::{
+    Result, Socket,
+    socket::{self, on_errno},
+};
 
 /// `sizeof(struct tcmsg)`
 const HEADER_BYTES: usize = 20;
@@ -48,12 +51,8 @@ fn read(netlink: &mut Socket, link: u32, parent: TcHandle) -> Result<Option<TcMe
         found = Some(socket::parse_leniently::<TcMessage>(payload, HEADER_BYTES)?);
         Ok(())
     });
-    match asked {
-        Ok(()) => Ok(found),
-        // There is none; a kernel without traffic control.
-        Err(e) if e.is(libc::ENOENT) || e.is(libc::EOPNOTSUPP) => Ok(None),
-        Err(e) => Err(e),
-    }
+    // There is none; a kernel without traffic control.
+    on_errno(asked, &[libc::ENOENT, libc::EOPNOTSUPP], ()).map(|()| found)
 }
 
 #[cfg(test)]

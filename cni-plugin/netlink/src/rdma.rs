@@ -10,6 +10,7 @@ use hca::Guid;
 use super::{
     Name, Namespace, Result, Socket,
     attribute::{self, Raw},
+    socket::on_errno,
 };
 
 const CLIENT: u16 = 5 << 10;
@@ -116,18 +117,9 @@ pub fn verbs_node(socket: &mut Socket, device: &Device) -> Result<Option<Node>> 
     let asked = socket.get(what, GET_CHARDEV, &request, |payload| {
         Ok(Node::parse(payload))
     });
-    match asked {
-        // No client of that name, or one that has no node for this device (`ib_get_client_nl_info`,
-        // drivers/infiniband/core/device.c).
-        Err(e)
-            if [libc::ENOENT, libc::EOPNOTSUPP, libc::ENODEV]
-                .iter()
-                .any(|errno| e.is(*errno)) =>
-        {
-            Ok(None)
-        }
-        asked => asked,
-    }
+    // No client of that name, or one that has no node for this device (`ib_get_client_nl_info`,
+    // drivers/infiniband/core/device.c).
+    on_errno(asked, &[libc::ENOENT, libc::EOPNOTSUPP, libc::ENODEV], None)
 }
 
 /// Moves a device of the socket's namespace into another. Call from within that namespace: the
@@ -141,8 +133,7 @@ pub fn give(socket: &mut Socket, device: &Device, to: &Namespace) -> Result<()> 
         device.name,
         to.path().display()
     );
-    let descriptor = to.fd().to_ne_bytes();
-    let request = of_device(device).with(NET_NS_FD, &descriptor);
+    let request = of_device(device).with(NET_NS_FD, &to.fd().to_ne_bytes());
     socket.request(what, SET, 0, &request)
 }
 

@@ -8,7 +8,10 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteMessage},
 };
 
-use super::{Result, Socket, rule, socket};
+use super::{
+    Result, Socket, rule,
+    socket::{self, on_errno},
+};
 
 /// `sizeof(struct rtmsg)`
 const HEADER_BYTES: usize = 12;
@@ -30,11 +33,9 @@ pub fn list_table(
     table: u32,
     wanted: impl Fn(u8) -> bool,
 ) -> Result<Vec<RouteMessage>> {
-    match dump(socket, family, Some(RouteAttribute::Table(table)), wanted) {
-        // A table that nothing was ever put into does not exist.
-        Err(e) if e.is(libc::ENOENT) => Ok(Vec::new()),
-        done => done,
-    }
+    let listed = dump(socket, family, Some(RouteAttribute::Table(table)), wanted);
+    // A table that nothing was ever put into does not exist.
+    on_errno(listed, &[libc::ENOENT], Vec::new())
 }
 
 /// The IPv4 routes to 0.0.0.0, with any prefix length, in one table of the socket's namespace, which the
@@ -48,10 +49,7 @@ pub fn list_first(socket: &mut Socket, table: u32) -> Result<Vec<RouteMessage>> 
         let is_first = destination(&route).is_none_or(|to| to.is_unspecified());
         Ok(is_first.then_some(route))
     });
-    match listed {
-        Err(e) if e.is(libc::ENOENT) => Ok(Vec::new()),
-        listed => listed,
-    }
+    on_errno(listed, &[libc::ENOENT], Vec::new())
 }
 
 /// `RT_TABLE_MAIN`
@@ -76,14 +74,11 @@ pub fn destination(route: &RouteMessage) -> Option<IpAddr> {
 
 /// The table of a route.
 pub fn table_of(route: &RouteMessage) -> u32 {
-    route
-        .attributes
-        .iter()
-        .find_map(|a| match a {
-            RouteAttribute::Table(table) => Some(*table),
-            _ => None,
-        })
-        .unwrap_or(route.header.table.into())
+    let table = route.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    table.unwrap_or(route.header.table.into())
 }
 
 /// The numbers of all tables that have a route, or that a rule looks up.

@@ -6,7 +6,7 @@ use netlink_packet_route::{
     rule::{RuleAttribute, RuleMessage},
 };
 
-use super::{Result, Socket};
+use super::{Result, Socket, socket::on_errno};
 
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
@@ -19,35 +19,27 @@ pub fn list(socket: &mut Socket, family: AddressFamily) -> Result<Vec<RuleMessag
     let mut filter = RuleMessage::default();
     filter.header.family = family;
     let parse = |payload: &[u8]| Ok(RuleMessage::parse(payload).ok());
-    match socket.dump("list routing rules", RTM_GETRULE, &filter, parse) {
-        Err(e) if e.is(libc::EAFNOSUPPORT) || e.is(libc::EOPNOTSUPP) => Ok(Vec::new()),
-        done => done,
-    }
+    let listed = socket.dump("list routing rules", RTM_GETRULE, &filter, parse);
+    on_errno(listed, &[libc::EAFNOSUPPORT, libc::EOPNOTSUPP], Vec::new())
 }
 
 /// Adds a rule; one that is there is added.
 pub fn add(socket: &mut Socket, what: &str, rule: &RuleMessage) -> Result<()> {
-    match socket.request(what, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, rule) {
-        Err(e) if e.is(libc::EEXIST) => Ok(()),
-        done => done,
-    }
+    let added = socket.request(what, RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, rule);
+    on_errno(added, &[libc::EEXIST], ())
 }
 
 /// Removes a rule; one that is not there is removed.
 pub fn delete(socket: &mut Socket, what: &str, rule: &RuleMessage) -> Result<()> {
-    match socket.request(what, RTM_DELRULE, 0, rule) {
-        Err(e) if e.is(libc::ENOENT) => Ok(()),
-        done => done,
-    }
+    let deleted = socket.request(what, RTM_DELRULE, 0, rule);
+    on_errno(deleted, &[libc::ENOENT], ())
 }
 
 /// The table a rule looks up.
 pub fn table_of(rule: &RuleMessage) -> u32 {
-    rule.attributes
-        .iter()
-        .find_map(|a| match a {
-            RuleAttribute::Table(table) => Some(*table),
-            _ => None,
-        })
-        .unwrap_or(rule.header.table.into())
+    let table = rule.attributes.iter().find_map(|a| match a {
+        RuleAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    table.unwrap_or(rule.header.table.into())
 }

@@ -15,6 +15,8 @@ use netlink_packet_core::{
 };
 use netlink_sys::protocols::{NETLINK_RDMA, NETLINK_ROUTE};
 
+use super::attribute;
+
 /// `NLMSG_ERROR`: an acknowledgement, or a refusal.
 const ERROR: u16 = 2;
 /// `NLMSG_DONE`: the end of a dump.
@@ -40,7 +42,7 @@ pub enum Error {
         /// The kernel's text beside the errno.
         message: Option<String>,
     },
-    /// An answer was not understood.
+    /// An answer was lost or not understood: what was asked for may have been done.
     #[error("{what}: the kernel's answer cannot be read: {cause}")]
     Answer { what: String, cause: String },
 }
@@ -73,6 +75,20 @@ impl Error {
     pub fn is(&self, errno: i32) -> bool {
         self.errno() == Some(errno)
     }
+
+    /// Of an answer that was lost, or is not understood.
+    pub(crate) fn answer(what: impl fmt::Display, cause: impl fmt::Display) -> Self {
+        let (what, cause) = (what.to_string(), cause.to_string());
+        Error::Answer { what, cause }
+    }
+}
+
+/// The answer; `instead` for a refusal with one of these errnos, which says the same.
+pub fn on_errno<T>(answer: Result<T>, errnos: &[i32], instead: T) -> Result<T> {
+    match answer {
+        Err(e) if e.errno().is_some_and(|errno| errnos.contains(&errno)) => Ok(instead),
+        answer => answer,
+    }
 }
 
 /// The errno's text without Rust's "(os error N)".
@@ -85,9 +101,8 @@ fn plain(cause: &io::Error) -> String {
 }
 
 fn in_parentheses(text: &Option<String>) -> String {
-    text.as_ref()
-        .map(|text| format!(" (kernel: {text})"))
-        .unwrap_or_default()
+    let shown = text.as_ref().map(|text| format!(" (kernel: {text})"));
+    shown.unwrap_or_default()
 }
 
 /// What is called with a line for the debug log.
@@ -149,58 +164,6 @@ pub struct Socket {
     received: Vec<u8>,
 }
 
-/// Why a request failed, before the attempt is named.
-enum Failure {
-    /// The kernel refused it, or it was not sent: nothing was done.
-    Refused {
-        cause: io::Error,
-        message: Option<String>,
-    },
-    /// The answer was lost.
-    Unheard(io::Error),
-    Answer(String),
-    Interrupted,
-}
-
-impl Failure {
-    fn unsent(cause: io::Error) -> Self {
-        let message = None;
-        Failure::Refused { cause, message }
-    }
-
-    /// Whether nothing was done, for a reason that passes. A request whose answer was lost may have
-    /// been done.
-    fn passes(&self) -> bool {
-        let Failure::Refused { cause, .. } = self else {
-            return false;
-        };
-        (cause.raw_os_error()).is_some_and(|errno| PASSING.contains(&errno))
-    }
-
-    fn of(self, what: &dyn fmt::Display) -> Error {
-        let what = what.to_string();
-        match self {
-            Failure::Refused { cause, message } => Error::System {
-                what,
-                cause,
-                message,
-            },
-            Failure::Unheard(cause) => Error::call(what, cause),
-            Failure::Answer(cause) => Error::Answer { what, cause },
-            Failure::Interrupted => Error::Answer {
-                what,
-                cause: format!("it changed during each of {DUMP_ATTEMPTS} readings"),
-            },
-        }
-    }
-}
-
-impl From<DecodeError> for Failure {
-    fn from(error: DecodeError) -> Self {
-        Failure::Answer(error.to_string())
-    }
-}
-
 impl Socket {
     /// Opens a socket in the namespace the thread is in.
     pub fn open() -> Result<Self> {
@@ -250,15 +213,11 @@ impl Socket {
         body: &impl Emitable,
         mut each: impl FnMut(&[u8]) -> Parsed<()>,
     ) -> Result<()> {
-        repeat(
-            &what,
-            |()| None,
-            || {
-                self.exchange(kind, flags | NLM_F_ACK, body, &mut |payload| {
-                    each(payload).map(ControlFlow::Continue)
-                })
-            },
-        )
+        repeat(&what, || {
+            self.exchange(&what, kind, flags | NLM_F_ACK, body, &mut |payload| {
+                each(payload).map(ControlFlow::Continue)
+            })
+        })
     }
 
     /// Asks for one object. The kernel answers with it or with a refusal; an acknowledgement as well
@@ -270,18 +229,15 @@ impl Socket {
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<T>,
     ) -> Result<T> {
-        repeat(
-            &what,
-            |_| None,
-            || {
-                let mut object = None;
-                self.exchange(kind, 0, body, &mut |payload| {
-                    object = Some(parse(payload)?);
-                    Ok(ControlFlow::Break(()))
-                })?;
-                object.ok_or_else(|| Failure::Answer("it has no object".into()))
-            },
-        )
+        repeat(&what, || {
+            let mut object = None;
+            self.exchange(&what, kind, 0, body, &mut |payload| {
+                object = Some(parse(payload)?);
+                Ok(ControlFlow::Break(()))
+            })?;
+            let missing = || Error::answer(&what, "it has no object");
+            object.ok_or_else(missing).map(Some)
+        })
     }
 
     /// Asks for all objects that match `body`. One that `parse` does not understand is passed over:
@@ -293,13 +249,13 @@ impl Socket {
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
-        repeat(&what, count, || {
+        repeat(&what, || {
             let mut list = Vec::new();
-            self.exchange(kind, NLM_F_DUMP, body, &mut |payload| {
+            let read = self.exchange(&what, kind, NLM_F_DUMP, body, &mut |payload| {
                 list.extend(parse(payload).ok().flatten());
                 Ok(ControlFlow::Continue(()))
             })?;
-            Ok(list)
+            Ok(read.map(|()| list))
         })
     }
 
@@ -313,13 +269,16 @@ impl Socket {
         body: &impl Emitable,
         parse: impl Fn(&[u8]) -> Parsed<Option<T>>,
     ) -> Result<Vec<T>> {
-        repeat(&what, count, || {
+        repeat(&what, || {
             let mut socket = match self.spare.take() {
                 Some(socket) => socket,
-                None => Box::new(Socket::to(self.peer.another().map_err(Failure::unsent)?)),
+                None => {
+                    let another = self.peer.another().map_err(|e| Error::call(&what, e))?;
+                    Box::new(Socket::to(another))
+                }
             };
             let (mut list, mut is_complete) = (Vec::new(), true);
-            let asked = socket.exchange(kind, NLM_F_DUMP, body, &mut |payload| {
+            let asked = socket.exchange(&what, kind, NLM_F_DUMP, body, &mut |payload| {
                 let object = parse(payload)?;
                 is_complete = object.is_some();
                 list.extend(object);
@@ -328,45 +287,49 @@ impl Socket {
                     false => ControlFlow::Break(()),
                 })
             });
-            if is_complete && !matches!(asked, Err(Failure::Unheard(_) | Failure::Answer(_))) {
+            if is_complete && !matches!(asked, Err(Error::Answer { .. })) {
                 self.spare = Some(socket);
             }
-            asked.map(|()| list)
+            Ok(asked?.map(|()| list))
         })
     }
 
+    /// None when a change interrupted a dump.
     fn exchange(
         &mut self,
+        what: &dyn fmt::Display,
         kind: u16,
         flags: u16,
         body: &impl Emitable,
         each: &mut dyn FnMut(&[u8]) -> Parsed<ControlFlow<()>>,
-    ) -> std::result::Result<(), Failure> {
+    ) -> Result<Option<()>> {
+        let unread = |error: DecodeError| Error::answer(what, error);
         self.sequence = self.sequence.wrapping_add(1);
-        self.send(kind, flags, body).map_err(Failure::unsent)?;
+        let sent = self.send(kind, flags, body);
+        sent.map_err(|e| Error::call(what, e))?;
         let mut interrupted = false;
         loop {
             let received = self.peer.receive(&mut self.received);
-            received.map_err(Failure::Unheard)?;
+            received.map_err(|e| Error::answer(what, plain(&e)))?;
             let mut rest = self.received.as_slice();
             while !rest.is_empty() {
-                let message = NetlinkBuffer::new_checked(rest)?;
+                let message = NetlinkBuffer::new_checked(rest).map_err(unread)?;
                 let length = usize::try_from(message.length()).unwrap_or(usize::MAX);
                 if length < HEADER {
-                    return Err(Failure::Answer("message shorter than its header".into()));
+                    return Err(Error::answer(what, "message shorter than its header"));
                 }
                 rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
                 if message.sequence_number() != self.sequence {
                     continue;
                 }
                 interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
+                let (payload, flags) = (message.payload(), message.flags());
                 match message.message_type() {
-                    ERROR => return verdict(message.payload(), message.flags(), HEADER),
-                    DONE if interrupted => return Err(Failure::Interrupted),
-                    DONE => return verdict(message.payload(), message.flags(), 0),
-                    _ if each(message.payload())?.is_continue() => {}
-                    _ if interrupted => return Err(Failure::Interrupted),
-                    _ => return Ok(()),
+                    ERROR => return verdict(what, payload, flags, HEADER).map(Some),
+                    DONE if interrupted => return Ok(None),
+                    DONE => return verdict(what, payload, flags, 0).map(Some),
+                    _ if each(payload).map_err(unread)?.is_continue() => {}
+                    _ => return Ok((!interrupted).then_some(())),
                 }
             }
         }
@@ -386,33 +349,29 @@ impl Socket {
 }
 
 /// Asks until no change came between, and once more where the kernel lacked memory; shows it to the
-/// observer. `objects` counts what a dump returned.
-fn repeat<T>(
-    what: &dyn fmt::Display,
-    objects: impl FnOnce(&T) -> Option<usize>,
-    mut ask: impl FnMut() -> std::result::Result<T, Failure>,
-) -> Result<T> {
+/// observer.
+fn repeat<T>(what: &dyn fmt::Display, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let started = OBSERVER.get().map(|observer| (observer, Instant::now()));
-    let (mut answer, mut again) = (Err(Failure::Interrupted), false);
+    let (mut answer, mut again) = (Ok(None), false);
     for _ in 0..DUMP_ATTEMPTS {
         answer = ask();
         match &answer {
-            Err(Failure::Interrupted) => {}
-            Err(failure) if failure.passes() && !again => {
+            Ok(None) => {}
+            Err(error) if PASSING.iter().any(|errno| error.is(*errno)) && !again => {
                 again = true;
                 thread::sleep(RETRY_INTERVAL);
             }
             _ => break,
         }
     }
-    let answer = answer.map_err(|failure| failure.of(what));
+    let changed = format_args!("it changed during each of {DUMP_ATTEMPTS} readings");
+    let answer = answer.and_then(|read| read.ok_or_else(|| Error::answer(what, changed)));
     let Some((observer, started)) = started else {
         return answer;
     };
     let micros = started.elapsed().as_micros();
-    match answer.as_ref().map(objects) {
-        Ok(None) => observer(&format_args!("{what}: ok, {micros} µs")),
-        Ok(Some(objects)) => observer(&format_args!("{what}: {objects} objects, {micros} µs")),
+    match &answer {
+        Ok(_) => observer(&format_args!("{what}: ok, {micros} µs")),
         // It names the attempt itself.
         Err(error) => match error.errno() {
             Some(errno) => observer(&format_args!("{error}, errno {errno}, {micros} µs")),
@@ -420,11 +379,6 @@ fn repeat<T>(
         },
     }
     answer
-}
-
-#[expect(clippy::ptr_arg, reason = "the type that a dump returns")]
-fn count<T>(list: &Vec<T>) -> Option<usize> {
-    Some(list.len())
 }
 
 /// Reads a message of a header of `header` bytes and attributes, leaving out those attributes that
@@ -452,29 +406,30 @@ pub fn parse_leniently<T: Parseable<[u8]>>(payload: &[u8], header: usize) -> Par
 /// Reads the status of a request, or at the end of a dump. Behind it stand `between` bytes and then
 /// attributes: in `struct nlmsgerr` the request's header (its body was waived), at the end of a dump
 /// nothing (`netlink_dump_done()`).
-fn verdict(payload: &[u8], flags: u16, between: usize) -> std::result::Result<(), Failure> {
-    let status = payload
-        .first_chunk()
-        .map(|bytes| i32::from_ne_bytes(*bytes))
-        .ok_or_else(|| Failure::Answer("acknowledgement without a status".into()))?;
+fn verdict(what: &dyn fmt::Display, payload: &[u8], flags: u16, between: usize) -> Result<()> {
+    let Some(status) = payload.first_chunk() else {
+        return Err(Error::answer(what, "acknowledgement without a status"));
+    };
+    let status = i32::from_ne_bytes(*status);
     if status == 0 {
         return Ok(());
     }
     let attributes = payload
         .get(4 + between..)
         .filter(|_| flags & NLM_F_ACK_TLVS != 0);
-    let message = attributes.and_then(|attributes| {
-        NlasIterator::new(attributes)
-            .filter_map(std::result::Result::ok)
-            .find(|attribute| attribute.kind() == ATTR_MSG)
-            .map(|attribute| {
-                String::from_utf8_lossy(attribute.value())
-                    .trim_end_matches('\0')
-                    .to_owned()
-            })
+    let mut message = None;
+    attribute::each(attributes.unwrap_or_default(), |kind, value| {
+        if kind == ATTR_MSG {
+            let text = String::from_utf8_lossy(value);
+            message = Some(text.trim_end_matches('\0').to_owned());
+        }
     });
-    let cause = io::Error::from_raw_os_error(-status);
-    Err(Failure::Refused { cause, message })
+    let (what, cause) = (what.to_string(), io::Error::from_raw_os_error(-status));
+    Err(Error::System {
+        what,
+        cause,
+        message,
+    })
 }
 
 #[cfg(test)]
@@ -488,8 +443,8 @@ mod tests {
         payload.extend([0; HEADER]);
         payload.extend([12, 0, 1, 0]);
         payload.extend(b"in use\0\0");
-        let refused = verdict(&payload, NLM_F_ACK_TLVS, HEADER).unwrap_err();
-        let error = refused.of(&"create net1 on eth1");
+        let what = "create net1 on eth1";
+        let error = verdict(&what, &payload, NLM_F_ACK_TLVS, HEADER).unwrap_err();
         assert!(error.is(libc::EBUSY));
         let text = error.to_string();
         assert!(text.starts_with("create net1 on eth1: "), "{text}");
@@ -497,7 +452,7 @@ mod tests {
             text.ends_with("(kernel: in use)") && !text.contains("os error"),
             "{text}"
         );
-        assert!(verdict(&0i32.to_ne_bytes(), 0, HEADER).is_ok());
+        assert!(verdict(&what, &0i32.to_ne_bytes(), 0, HEADER).is_ok());
     }
 
     #[test]
@@ -506,8 +461,7 @@ mod tests {
         let mut payload = (-2i32).to_ne_bytes().to_vec();
         payload.extend([34, 0, 1, 0]);
         payload.extend(b"ipv4: FIB table does not exist\0\0");
-        let refused = verdict(&payload, NLM_F_ACK_TLVS, 0).unwrap_err();
-        let error = refused.of(&"list routes");
+        let error = verdict(&"list routes", &payload, NLM_F_ACK_TLVS, 0).unwrap_err();
         assert!(error.is(libc::ENOENT));
         let text = error.to_string();
         assert!(

@@ -21,7 +21,7 @@ use nix::{
 use super::{Error, Name, Result};
 
 /// The directories that have one for each interface.
-pub const GROUPS: [&str; 4] = ["ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"];
+const GROUPS: [&str; 4] = ["ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"];
 
 /// The directories beside those of interfaces: the settings of all, and of those to come. The kernel
 /// refuses such a name for an interface with IPv6 (`sysctl_dev_name_is_allowed()`), but a pod can
@@ -34,12 +34,9 @@ pub const OF_NO_INTERFACE: [&str; 2] = ["all", "default"];
 /// Its name is that of a directory which is of no interface.
 fn directory(proc: &Path, group: &str, interface: &Name) -> io::Result<PathBuf> {
     if OF_NO_INTERFACE.iter().any(|name| interface == *name) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!(
-                "interface {interface} has no settings of its own: the directory of this name is of others"
-            ),
-        ));
+        let why = "has no settings of its own: the directory of this name is of others";
+        let why = format!("interface {interface} {why}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     Ok(proc.join("sys/net").join(group).join(interface))
 }
@@ -59,20 +56,6 @@ pub fn write(proc: &Path, group: &str, interface: &Name, key: &str, value: &str)
             File::from(file).write_all(value.as_bytes())
         })
         .map_err(|e| Error::call(what, e))
-}
-
-/// Writes a setting that the kernel may not have.
-pub fn write_if_there(
-    proc: &Path,
-    group: &str,
-    interface: &Name,
-    key: &str,
-    value: &str,
-) -> Result<()> {
-    match write(proc, group, interface, key, value) {
-        Err(e) if e.is(libc::ENOENT) => Ok(()),
-        done => done,
-    }
 }
 
 /// All settings of an interface that can be read, as `group/key` and value.
@@ -139,7 +122,6 @@ mod tests {
         for name in OF_NO_INTERFACE {
             let name = Name::from(name);
             write(proc, "ipv4/conf", &name, "forwarding", "1").unwrap_err();
-            write_if_there(proc, "ipv4/conf", &name, "forwarding", "1").unwrap_err();
             assert!(read_all(proc, &name).unwrap().is_empty());
         }
         write(proc, "ipv4/conf", &"eth1".into(), "forwarding", "1").unwrap();

@@ -2,7 +2,6 @@
 //! GID table nowhere else.
 
 use std::{
-    io,
     os::fd::{AsRawFd, OwnedFd},
     path::PathBuf,
 };
@@ -24,18 +23,12 @@ impl Sysfs {
         let mount = || {
             let context = fsopen("sysfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
             fsconfig_create(&context)?;
-            fsmount(
-                &context,
-                FsMountFlags::FSMOUNT_CLOEXEC,
-                MountAttrFlags::MOUNT_ATTR_RDONLY,
-            )
+            let read_only = MountAttrFlags::MOUNT_ATTR_RDONLY;
+            fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, read_only)
         };
-        namespace.enter(own, mount)?.map(Sysfs).map_err(|e| {
-            Error::call(
-                format_args!("mount the sysfs of {}", namespace.path().display()),
-                io::Error::from(e),
-            )
-        })
+        let what = format_args!("mount the sysfs of {}", namespace.path().display());
+        let mounted = namespace.enter(own, mount)?.map(Sysfs);
+        mounted.map_err(|e| Error::call(what, e))
     }
 
     pub fn path(&self) -> PathBuf {

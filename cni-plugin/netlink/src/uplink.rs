@@ -20,10 +20,9 @@ use super::{
 
 /// All addresses of the namespace, each with the index of its link. A peer's is not among them.
 pub fn addresses(socket: &mut Socket) -> Result<Vec<(u32, IpAddr)>> {
-    let all = address::list_all(socket)?.into_iter();
-    Ok(all
-        .filter_map(|message| Some((message.header.index, address::own(&message)?)))
-        .collect())
+    let all = address::list(socket, 0)?.into_iter();
+    let own = all.filter_map(|message| Some((message.header.index, address::own(&message)?)));
+    Ok(own.collect())
 }
 
 /// The netdevs by name that would cut the node off if they were taken, and why. `socket` is of the
@@ -36,9 +35,9 @@ pub fn uplinks(
     addresses: &[(u32, IpAddr)],
 ) -> Result<BTreeMap<String, Why>> {
     let mut links = Links::default();
-    links
-        .known
-        .extend(asked.map(|link| (link.index, link.clone())));
+    if let Some(link) = asked {
+        links.add(link.clone());
+    }
     let mut facts = Network {
         node_addresses: node_addresses.to_vec(),
         ..Network::default()
@@ -50,8 +49,8 @@ pub fn uplinks(
         if !node_addresses.is_empty() && node_addresses.iter().all(|ip| ip.is_ipv4() != v4) {
             continue;
         }
-        for (table, message) in default_routes(socket, family, &tables(&rules, family))? {
-            let route = default_route(socket, &mut links, &message, table)?;
+        for message in default_routes(socket, family, &tables(&rules, family))? {
+            let route = default_route(socket, &mut links, &message)?;
             facts.defaults.push(route);
         }
     }
@@ -75,8 +74,8 @@ pub fn default_route_link(socket: &mut Socket) -> Result<Option<Link>> {
     for family in route::FAMILIES {
         let mut links = Links::default();
         let mut routes = Vec::new();
-        for (table, message) in default_routes(socket, family, &BTreeSet::from([route::MAIN]))? {
-            routes.push(default_route(socket, &mut links, &message, table)?);
+        for message in default_routes(socket, family, &BTreeSet::from([route::MAIN]))? {
+            routes.push(default_route(socket, &mut links, &message)?);
         }
         routes.retain(|route| route.destination.1 == 0);
         let best = routes.iter().min_by_key(|route| route.metric);
@@ -89,7 +88,7 @@ pub fn default_route_link(socket: &mut Socket) -> Result<Option<Link>> {
     Ok(None)
 }
 
-/// The default routes of tables that take packets, each with its table. They are listed: a lookup of
+/// The default routes of tables that take packets. They are listed: a lookup of
 /// the kernel shows neither routes for a source alone, nor those of a second link with the same metric,
 /// nor one whose cable is out.
 ///
@@ -98,20 +97,17 @@ fn default_routes(
     socket: &mut Socket,
     family: AddressFamily,
     tables: &BTreeSet<u32>,
-) -> Result<Vec<(u32, RouteMessage)>> {
+) -> Result<Vec<RouteMessage>> {
     let mut found = Vec::new();
     for table in tables {
-        let mut routes = match family {
+        found.extend(match family {
             AddressFamily::Inet => route::list_first(socket, *table)?,
             _ => route::list_table(socket, family, *table, uplink::is_default)?,
-        };
-        routes.retain(|route| {
-            let header = &route.header;
-            header.kind == RouteType::Unicast
-                && uplink::is_default(header.destination_prefix_length)
         });
-        found.extend(routes.into_iter().map(|route| (*table, route)));
     }
+    found.retain(|RouteMessage { header, .. }| {
+        header.kind == RouteType::Unicast && uplink::is_default(header.destination_prefix_length)
+    });
     Ok(found)
 }
 
@@ -120,20 +116,17 @@ fn default_route(
     socket: &mut Socket,
     links: &mut Links,
     message: &RouteMessage,
-    table: u32,
 ) -> Result<DefaultRoute> {
     let header = &message.header;
     let everywhere: IpAddr = match header.address_family {
         AddressFamily::Inet6 => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
     };
+    let destination = route::destination(message).unwrap_or(everywhere);
     let mut found = DefaultRoute {
         netdevs: Vec::new(),
-        destination: (
-            route::destination(message).unwrap_or(everywhere),
-            header.destination_prefix_length,
-        ),
-        table,
+        destination: (destination, header.destination_prefix_length),
+        table: route::table_of(message),
         metric: 0,
         source: None,
         advertised: header.protocol == RouteProtocol::Ra,
@@ -226,17 +219,9 @@ fn lowers(socket: &mut Socket, links: &mut Links, upper: &Link) -> Result<Vec<St
 
 /// Whether links of this kind have others as ports. Hardware, VLANs and their like have none.
 fn has_ports(link: &Link) -> bool {
-    !matches!(
-        link.kind,
-        None | Some(
-            InfoKind::Vlan
-                | InfoKind::MacVlan
-                | InfoKind::IpVlan
-                | InfoKind::Veth
-                | InfoKind::Vxlan
-                | InfoKind::Dummy
-        )
-    )
+    use InfoKind::{Dummy, IpVlan, MacVlan, Veth, Vlan, Vxlan};
+    let kind = link.kind.as_ref();
+    kind.is_some_and(|kind| !matches!(kind, Vlan | MacVlan | IpVlan | Veth | Vxlan | Dummy))
 }
 
 /// Indexes of the links that a route leaves through. Of one with a nexthop object the kernel

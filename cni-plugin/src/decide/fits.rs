@@ -29,6 +29,7 @@ pub(super) fn fits(config: &Config, nic: &Nic, facts: &Facts<'_>) -> Result<(), 
     let Some(host) = nic.found.host_link() else {
         return Ok(());
     };
+    is_no_child(config.attach, host)?;
     carries(config.attach, config, &host.link)?;
     match &nic.found {
         Found::Child(ChildKind::Ipoib, parent) if !facts.policy.allow.inactive_partitions => {
@@ -43,7 +44,7 @@ pub(super) fn lacks_carrier(config: &Config, kind: ChildKind, parent: &HostLink)
     if !parent.link.is_up() {
         let name = &parent.link.name;
         return Some(format!(
-            "{name} is set down on the host: ip link set {name} up, or linkUp in its pool"
+            "{name} is down on the host: ip link set {name} up, or linkUp in its pool"
         ));
     }
     let refused = match kind {
@@ -74,7 +75,6 @@ pub fn carries_ipv6(mtu: u32, config: &Config, given: bool) -> Result<(), Error>
 fn carries(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
     use ChildKind::{Ipoib, Ipvlan, Macvlan};
     mtu_fits(attach, config, link)?;
-    is_no_child(attach, link)?;
     let (on, is_ethernet, is_ib) = (&link.name, link.hardware == 1, link.is_infiniband());
     let (msg, remedy) = match attach {
         Attach::Move if config.mac.is_some() && !is_ethernet => (
@@ -116,21 +116,25 @@ fn carries(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
 /// whichever namespace that link is. What is judged, recorded and printed must be the link that is
 /// used. One kind upon the other is a stack indeed, but its frames are on the wire of the link below
 /// all the same.
-fn is_no_child(attach: Attach, link: &Link) -> Result<(), Error> {
+fn is_no_child(attach: Attach, host: &HostLink) -> Result<(), Error> {
     use InfoKind::{IpVlan, IpVtap, MacVlan, MacVtap};
+    let link = &host.link;
     let (Attach::Child(_), Some(kind @ (MacVlan | MacVtap | IpVlan | IpVtap))) =
         (attach, &link.kind)
     else {
         return Ok(());
     };
     let (name, attach) = (&link.name, attach.as_str());
-    Err(invalid(
-        format!(
-            "master: {name} is a {kind}; its {attach} child would send and receive through the link \
-             below {name}"
+    let (through, remedy) = match &host.below {
+        Some(below) => (below.clone(), format!("name {below} as master instead")),
+        None => (
+            "a link in another network namespace".to_owned(),
+            "name a netdev of the host as master that is not a macvlan or ipvlan".to_owned(),
         ),
-        format!("name that link as master instead: ip -d link show {name}"),
-    ))
+    };
+    let what =
+        format!("master: {name} is a {kind}; its {attach} child would send and receive through");
+    Err(invalid(format!("{what} {through}"), remedy))
 }
 
 fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {

@@ -35,6 +35,8 @@ pub struct HostLink {
     pub is_selected: bool,
     /// The bridge, bond or VRF it is a port of, and what that is.
     pub controller: Option<(String, String)>,
+    /// The link below a macvlan or ipvlan, where that is on the host.
+    pub below: Option<String>,
     /// Why taking it would cut the node off; none when it would not.
     pub uplink: Option<String>,
     pub addresses: Vec<IpAddr>,
@@ -147,6 +149,10 @@ impl HostLink {
             let controller = link::get(socket, By::Index(index))?;
             let kind = link.port_kind.clone().unwrap_or_else(|| "other".into());
             found.controller = controller.map(|c| (c.name.to_string(), kind));
+        }
+        if let (Some(below), None, Some(_)) = (link.parent, link.parent_netns, &link.kind) {
+            let below = link::get(socket, By::Index(below))?;
+            found.below = below.map(|below| below.name.to_string());
         }
         let known = network.read(socket, &link, node_addresses)?;
         let own = known.addresses.iter();

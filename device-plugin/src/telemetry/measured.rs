@@ -93,7 +93,7 @@ fn word(code: Code) -> &'static str {
         Code::Differs => "differs",
         Code::State => "state",
         Code::Internal => "internal",
-        Code::Other(_) => "other",
+        _ => "other",
     }
 }
 
@@ -111,7 +111,7 @@ fn failures(programs: &[(&'static str, Calls)]) -> Family {
             for (code, count) in calls.of_command(command).failures {
                 let (code, reason) = match code {
                     0 => ("other".to_owned(), "other"),
-                    code => (code.to_string(), word(Code::from(code))),
+                    code => (code.to_string(), word(Code(code))),
                 };
                 let mut labels = labels(program, command);
                 labels.extend([("code", code), ("reason", reason.to_owned())]);

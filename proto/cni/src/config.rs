@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use crate::{
     AttachmentId, CniResult, Code, Command, ContainerId, Dns, Environment, Error, IfName, Section,
     Version,
-    env::is_identifier,
+    env::{IDENTIFIER_RULE, is_identifier},
     json::{Members, Value},
 };
 
@@ -53,11 +53,8 @@ impl NetworkConfig {
             .require("name")
             .map_err(|e| e.with_details("name the network"))?;
         if !is_identifier(&name) {
-            return Err(root
-                .wrong("name", format_args!("{name:?} is not a network name"))
-                .with_details(
-                    "it starts with a letter or digit and has letters, digits, '_', '.', '-'",
-                ));
+            let wrong = root.wrong("name", format_args!("{name:?} is not a network name"));
+            return Err(wrong.with_details(IDENTIFIER_RULE));
         }
         let kind = root.text("type")?.unwrap_or_default().to_owned();
         Ok(NetworkConfig {
@@ -103,16 +100,14 @@ impl NetworkConfig {
     /// Code 7 when it is not a text, or when `ipam` has keys but no type.
     pub fn ipam_type(&self) -> Result<Option<&str>, Error> {
         let ipam = self.ipam()?;
-        match ipam.text("type")? {
-            None if !ipam.is_empty() => {
-                Err(
-                    Error::new(Code::InvalidConfig, "ipam.type is missing").with_details(
-                        "name an IPAM plugin, or leave ipam out for an interface without addresses",
-                    ),
-                )
-            }
-            kind => Ok(kind),
+        let kind = ipam.text("type")?;
+        if kind.is_none() && !ipam.is_empty() {
+            let remedy =
+                "name an IPAM plugin, or leave ipam out for an interface without addresses";
+            let missing = Error::new(Code::InvalidConfig, "ipam.type is missing");
+            return Err(missing.with_details(remedy));
         }
+        Ok(kind)
     }
 
     /// Refuses a configuration that has a key twice, or in two cases of letters: readers differ in
@@ -129,11 +124,11 @@ impl NetworkConfig {
         let key = self.object.repeated_key().map(str::to_owned);
         match key.or_else(of_ipam) {
             None => Ok(()),
-            Some(key) => Err(Error::new(
-                Code::InvalidConfig,
-                format!("{key} is there more than once"),
-            )
-            .with_details("leave one of them, in one case of letters")),
+            Some(key) => {
+                let msg = format!("{key} is there more than once");
+                Err(Error::new(Code::InvalidConfig, msg)
+                    .with_details("leave one of them, in one case of letters"))
+            }
         }
     }
 
@@ -202,11 +197,8 @@ impl NetworkConfig {
                 ifname: ifname.map_err(|reason| element.wrong("ifname", reason))?,
             })
         };
-        root.sections(key)?
-            .iter()
-            .map(read)
-            .collect::<Result<_, _>>()
-            .map(Some)
+        let valid: Result<_, _> = root.sections(key)?.iter().map(read).collect();
+        valid.map(Some)
     }
 }
 
@@ -237,10 +229,8 @@ fn object(
             true => "is not a JSON object".to_owned(),
             false => format!("is not JSON: {e}"),
         };
-        Error::new(
-            Code::Decode,
-            format!("network configuration on stdin {why}"),
-        )
+        let msg = format!("network configuration on stdin {why}");
+        Error::new(Code::Decode, msg)
     })
 }
 
@@ -266,13 +256,9 @@ impl Request {
     /// CHECK without them.
     pub fn attachment(&self) -> Result<&AttachmentId, Error> {
         self.env.attachment.as_ref().ok_or_else(|| {
-            Error::new(
-                Code::InvalidEnvironment,
-                format!(
-                    "{} has no container and interface",
-                    self.env.command.as_str()
-                ),
-            )
+            let command = self.env.command.as_str();
+            let msg = format!("{command} has no container and interface");
+            Error::new(Code::InvalidEnvironment, msg)
         })
     }
 
@@ -289,15 +275,10 @@ impl Request {
         if self.config.version >= since {
             return Ok(());
         }
-        Err(Error::new(
-            Code::IncompatibleVersion,
-            format!(
-                "{} does not exist in cniVersion {}",
-                self.env.command.as_str(),
-                self.config.version.as_str()
-            ),
-        )
-        .with_details(format!("set cniVersion to {} or newer", since.as_str())))
+        let (command, version) = (self.env.command.as_str(), self.config.version.as_str());
+        let msg = format!("{command} does not exist in cniVersion {version}");
+        Err(Error::new(Code::IncompatibleVersion, msg)
+            .with_details(format!("set cniVersion to {} or newer", since.as_str())))
     }
 }
 

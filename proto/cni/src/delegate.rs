@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use libc::{EACCES, ENOENT, ENOEXEC, ENOTDIR, EPERM};
 use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
     sys::memfd::{MFdFlags, memfd_create},
@@ -25,7 +26,7 @@ use serde::Deserialize;
 
 use crate::{
     CniResult, Code, Command, Error, Request, json,
-    text::{bounded, printable},
+    text::{bounded, fit},
 };
 
 /// More than this is not an answer of an IPAM.
@@ -67,15 +68,13 @@ impl Delegate {
             let what = format!("plugin type {:?} is not a file name", bounded(name, 100));
             return Err(Error::new(Code::InvalidConfig, what));
         }
+        use io::ErrorKind::{NotADirectory, NotFound};
         let mut failure = None;
         for directory in path {
             let (program, name) = (directory.join(name), name.to_owned());
             match program.metadata().map(|found| found.is_file()) {
                 Ok(true) => return Ok(Delegate { program, name }),
-                Err(e)
-                    if ![io::ErrorKind::NotFound, io::ErrorKind::NotADirectory]
-                        .contains(&e.kind()) =>
-                {
+                Err(e) if !matches!(e.kind(), NotFound | NotADirectory) => {
                     let what = format!("search for plugin {}: {e}", program.display());
                     failure.get_or_insert(Error::new(Code::Io, what));
                 }
@@ -83,8 +82,8 @@ impl Delegate {
             }
         }
         Err(failure.unwrap_or_else(|| {
-            let searched: Vec<String> = path.iter().map(|p| p.display().to_string()).collect();
-            let what = format!("plugin {name} is not in CNI_PATH ({})", searched.join(":"));
+            let searched = std::env::join_paths(path).unwrap_or_default();
+            let what = format!("plugin {name} is not in CNI_PATH ({})", searched.display());
             Error::new(Code::InvalidConfig, what)
                 .with_details(format!("install {name} on this node, or name another type"))
         }))
@@ -127,16 +126,9 @@ impl Delegate {
             Err(e) => {
                 let what = format!("run {} {}: {e}", self.program.display(), command.as_str());
                 let error = Error::new(Code::Io, what);
-                let lasts = [
-                    libc::ENOENT,
-                    libc::ENOTDIR,
-                    libc::EACCES,
-                    libc::EPERM,
-                    libc::ENOEXEC,
-                ];
-                return match e.raw_os_error().is_some_and(|errno| lasts.contains(&errno)) {
-                    true => Err(error),
-                    false => Ok(Err(error)),
+                return match e.raw_os_error() {
+                    Some(ENOENT | ENOTDIR | EACCES | EPERM | ENOEXEC) => Err(error),
+                    _ => Ok(Err(error)),
                 };
             }
         };
@@ -175,10 +167,7 @@ impl Delegate {
         Ok(Ended {
             status,
             stdout: written(&mut stdout, MAX_ANSWER_BYTES + 1)?,
-            stderr: bounded(
-                &printable(String::from_utf8_lossy(&text).trim()),
-                MAX_TEXT_BYTES,
-            ),
+            stderr: fit(String::from_utf8_lossy(&text).trim(), MAX_TEXT_BYTES),
         })
     }
 }
@@ -194,10 +183,10 @@ impl Ended {
             return Ok(self.stdout);
         }
         if let Ok(reported) = serde_json::from_slice::<Reported>(&self.stdout) {
-            let fit = |text: &str| bounded(&printable(text), MAX_TEXT_BYTES);
+            let fit = |text: &str| fit(text, MAX_TEXT_BYTES);
             // 0 means success, which a runtime would believe.
             let code = reported.code.filter(|code| *code != 0);
-            let error = Error::new(code.map_or(Code::Internal, Code::from), fit(&reported.msg));
+            let error = Error::new(code.map_or(Code::Internal, Code), fit(&reported.msg));
             return Err(error.with_details(fit(&reported.details.unwrap_or_default())));
         }
         let what = format!("{command} failed without an error object ({})", self.status);
@@ -211,12 +200,10 @@ impl Ended {
 
 fn memory() -> io::Result<File> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let no_exec = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
     // Some nodes refuse files in memory that could be executed; kernels before 6.3 do not know of it.
-    let file = memfd_create(
-        "cni",
-        flags | MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL),
-    );
-    Ok(file.or_else(|_| memfd_create("cni", flags))?.into())
+    let file = memfd_create("cni", flags | no_exec).or_else(|_| memfd_create("cni", flags));
+    Ok(file?.into())
 }
 
 /// Takes twice what is read of it.

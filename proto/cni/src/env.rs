@@ -1,8 +1,8 @@
 //! The runtime's environment variables: which command, for which container and interface.
 
-use std::{ffi::OsString, fmt, path::PathBuf, str::FromStr};
+use std::{ffi::OsString, fmt, path::PathBuf};
 
-use crate::{Code, Error};
+use crate::{Code, Error, text::list};
 
 words! {
     /// What the runtime asks for.
@@ -24,25 +24,21 @@ words! {
 }
 
 impl Command {
-    /// Whether it is about one container's interface.
-    pub fn has_attachment(self) -> bool {
-        matches!(self, Command::Add | Command::Del | Command::Check)
+    /// Reads `CNI_COMMAND`.
+    ///
+    /// # Errors
+    /// Code 4.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let mut all = Command::ALL.into_iter();
+        all.find(|command| command.as_str() == text).ok_or_else(|| {
+            let msg = format!("CNI_COMMAND {text:?} is not a command of the CNI specification");
+            wrong(msg).with_details("expected ADD, DEL, CHECK, STATUS, GC or VERSION")
+        })
     }
 }
 
-impl FromStr for Command {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let mut all = Command::ALL.into_iter();
-        all.find(|command| command.as_str() == text).ok_or_else(|| {
-            Error::new(
-                Code::InvalidEnvironment,
-                format!("CNI_COMMAND {text:?} is not a command of the CNI specification"),
-            )
-            .with_details("expected ADD, DEL, CHECK, STATUS, GC or VERSION")
-        })
-    }
+fn wrong(msg: String) -> Error {
+    Error::new(Code::InvalidEnvironment, msg)
 }
 
 /// A container's identity as the runtime gives it: alphanumeric, then also `_`, `.`, `-`.
@@ -58,11 +54,8 @@ impl ContainerId {
         if is_identifier(text) {
             return Ok(ContainerId(text.to_owned()));
         }
-        Err(Error::new(
-            Code::InvalidEnvironment,
-            format!("CNI_CONTAINERID {text:?} is not a container ID"),
-        )
-        .with_details("it starts with a letter or digit and has letters, digits, '_', '.', '-'"))
+        let msg = format!("CNI_CONTAINERID {text:?} is not a container ID");
+        Err(wrong(msg).with_details(IDENTIFIER_RULE))
     }
 
     /// The text.
@@ -76,6 +69,10 @@ impl fmt::Display for ContainerId {
         f.write_str(&self.0)
     }
 }
+
+/// The rule of [`is_identifier`] in words.
+pub(crate) const IDENTIFIER_RULE: &str =
+    "it starts with a letter or digit and has letters, digits, '_', '.', '-'";
 
 /// The rule shared by container IDs and network names.
 pub(crate) fn is_identifier(text: &str) -> bool {
@@ -101,10 +98,7 @@ impl IfName {
         if matches!(text, "." | "..") {
             return Err("'.' and '..' are not interface names");
         }
-        if text
-            .chars()
-            .any(|c| c.is_whitespace() || matches!(c, '/' | ':' | '%' | '\0'))
-        {
+        if text.contains(|c: char| c.is_whitespace() || matches!(c, '/' | ':' | '%' | '\0')) {
             return Err("an interface name has no '/', ':', '%' or white space");
         }
         Ok(IfName(text.to_owned()))
@@ -163,10 +157,7 @@ impl Args {
                 Some((key, value)) if !key.is_empty() && !value.contains('=') => {
                     Ok((key.to_owned(), value.to_owned()))
                 }
-                _ => Err(Error::new(
-                    Code::InvalidEnvironment,
-                    format!("CNI_ARGS: {pair:?} is not a pair KEY=VALUE"),
-                )),
+                _ => Err(wrong(format!("CNI_ARGS: {pair:?} is not a pair KEY=VALUE"))),
             })
             .collect::<Result<_, _>>()
             .map(Args)
@@ -174,12 +165,8 @@ impl Args {
 
     /// The value of a key; an empty one counts as absent, the last of several wins.
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.0
-            .iter()
-            .rev()
-            .find(|(known, _)| known == key)
-            .map(|(_, value)| value.as_str())
-            .filter(|value| !value.is_empty())
+        let (_, value) = self.0.iter().rfind(|(known, _)| known == key)?;
+        Some(value.as_str()).filter(|value| !value.is_empty())
     }
 
     /// Refuses keys that are not known, unless `IgnoreUnknown` says not to.
@@ -192,40 +179,27 @@ impl Args {
                 "1" | "true" => return Ok(()),
                 "0" | "false" => {}
                 _ => {
-                    return Err(Error::new(
-                        Code::InvalidEnvironment,
-                        format!("CNI_ARGS: IgnoreUnknown={value} is neither true nor false"),
-                    ));
+                    let why = "is neither true nor false";
+                    return Err(wrong(format!("CNI_ARGS: IgnoreUnknown={value} {why}")));
                 }
             }
         }
-        let unknown: Vec<&str> = self
-            .0
-            .iter()
-            .map(|(key, _)| key.as_str())
-            .filter(|key| *key != "IgnoreUnknown" && !known.contains(key))
-            .collect();
+        let keys = self.0.iter().map(|(key, _)| key.as_str());
+        let unknown = keys.filter(|key| *key != "IgnoreUnknown" && !known.contains(key));
+        let unknown = list(unknown);
         if unknown.is_empty() {
             return Ok(());
         }
-        Err(Error::new(
-            Code::InvalidEnvironment,
-            format!("CNI_ARGS: unknown keys {}", unknown.join(", ")),
-        )
-        .with_details(format!(
-            "known are {}; IgnoreUnknown=1 lets others pass",
-            known.join(", ")
-        )))
+        Err(wrong(format!("CNI_ARGS: unknown keys {unknown}"))
+            .with_details(format!("known are {}", list(known)))
+            .with_details("IgnoreUnknown=1 lets others pass"))
     }
 }
 
 impl fmt::Display for Args {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (key, value)) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { ";" };
-            write!(f, "{separator}{key}={value}")?;
-        }
-        Ok(())
+        let pairs = self.0.iter().map(|(key, value)| format!("{key}={value}"));
+        f.write_str(&pairs.collect::<Vec<_>>().join(";"))
     }
 }
 
@@ -251,20 +225,17 @@ impl Environment {
     /// The variables that say the same to another plugin, but for the command.
     pub fn variables(&self) -> Vec<(&'static str, OsString)> {
         let id = self.attachment.as_ref();
-        let text = |text: Option<&str>| OsString::from(text.unwrap_or_default());
+        let (container, ifname) = id
+            .map(|id| (id.container_id.as_str(), id.ifname.as_str()))
+            .unwrap_or_default();
+        // Only a directory's name with a colon in it cannot be joined; none was split off.
+        let path = std::env::join_paths(&self.path).unwrap_or_default();
         vec![
-            (
-                "CNI_CONTAINERID",
-                text(id.map(|id| id.container_id.as_str())),
-            ),
-            ("CNI_IFNAME", text(id.map(|id| id.ifname.as_str()))),
-            ("CNI_NETNS", text(self.netns.as_deref())),
+            ("CNI_CONTAINERID", container.into()),
+            ("CNI_IFNAME", ifname.into()),
+            ("CNI_NETNS", self.netns.clone().unwrap_or_default().into()),
             ("CNI_ARGS", self.args.to_string().into()),
-            // Only a directory's name with a colon in it cannot be joined; none was split off.
-            (
-                "CNI_PATH",
-                std::env::join_paths(&self.path).unwrap_or_default(),
-            ),
+            ("CNI_PATH", path),
         ]
     }
 
@@ -281,66 +252,46 @@ impl Environment {
             let Some(value) = get(name).filter(|value| !value.is_empty()) else {
                 return Ok(None);
             };
-            value.into_string().map(Some).map_err(|value| {
-                Error::new(
-                    Code::InvalidEnvironment,
-                    format!("{name} is not UTF-8: {}", value.display()),
-                )
-            })
+            let text = value.into_string().map(Some);
+            text.map_err(|value| wrong(format!("{name} is not UTF-8: {}", value.display())))
         };
         let container_id = text("CNI_CONTAINERID")?;
         let netns = text("CNI_NETNS")?;
         let ifname = text("CNI_IFNAME")?;
         let path = get("CNI_PATH").filter(|path| !path.is_empty());
 
-        let per_attachment = command.has_attachment();
+        let per_attachment = matches!(command, Command::Add | Command::Del | Command::Check);
         let netns_needed = per_attachment && command != Command::Del;
-        let missing: Vec<&str> = [
+        let needed = [
             ("CNI_CONTAINERID", per_attachment && container_id.is_none()),
             ("CNI_NETNS", netns_needed && netns.is_none()),
             ("CNI_IFNAME", per_attachment && ifname.is_none()),
             ("CNI_PATH", path.is_none()),
-        ]
-        .into_iter()
-        .filter_map(|(name, missing)| missing.then_some(name))
-        .collect();
+        ];
+        let missing = needed.iter().filter(|(_, missing)| *missing);
+        let missing = list(missing.map(|(name, _)| name));
         if !missing.is_empty() {
-            return Err(Error::new(
-                Code::InvalidEnvironment,
-                format!(
-                    "required environment variables missing: {}",
-                    missing.join(", ")
-                ),
-            )
-            .with_details(format!("{} needs them", command.as_str())));
+            let msg = format!("required environment variables missing: {missing}");
+            return Err(wrong(msg).with_details(format!("{} needs them", command.as_str())));
         }
 
         let attachment = match (container_id, ifname) {
             (Some(container_id), Some(ifname)) if per_attachment => Some(AttachmentId {
                 container_id: ContainerId::parse(&container_id)?,
-                ifname: IfName::parse(&ifname).map_err(|reason| {
-                    Error::new(
-                        Code::InvalidEnvironment,
-                        format!("CNI_IFNAME {ifname:?}: {reason}"),
-                    )
-                })?,
+                ifname: IfName::parse(&ifname)
+                    .map_err(|reason| wrong(format!("CNI_IFNAME {ifname:?}: {reason}")))?,
             }),
             _ => None,
         };
+        let directories = path.iter().flat_map(std::env::split_paths);
+        let flag = text("CNI_NETNS_OVERRIDE")?.unwrap_or_default();
         Ok(Environment {
             command,
             attachment,
             netns,
             args: Args::parse(&text("CNI_ARGS")?.unwrap_or_default())?,
-            path: path
-                .map(|path| {
-                    std::env::split_paths(&path)
-                        .filter(|p| p.is_absolute())
-                        .collect()
-                })
-                .unwrap_or_default(),
-            netns_override: text("CNI_NETNS_OVERRIDE")?
-                .is_some_and(|value| value == "1" || value.eq_ignore_ascii_case("true")),
+            path: directories.filter(|path| path.is_absolute()).collect(),
+            netns_override: flag == "1" || flag.eq_ignore_ascii_case("true"),
         })
     }
 }
@@ -452,9 +403,9 @@ mod tests {
 
     #[test]
     fn an_unknown_command_is_refused_by_name() {
-        let error = "FOO".parse::<Command>().unwrap_err();
+        let error = Command::parse("FOO").unwrap_err();
         assert_eq!(error.code, Code::InvalidEnvironment);
         assert!(error.msg.contains("FOO"));
-        assert!("add".parse::<Command>().is_err());
+        assert!(Command::parse("add").is_err());
     }
 }

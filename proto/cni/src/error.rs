@@ -2,95 +2,65 @@
 
 use std::fmt;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use crate::{Version, text};
+use crate::{Version, text::fit};
 
 /// What kind of failure it is, for the runtime's own decisions.
 ///
-/// 1 to 99 belong to the specification, 100 and above to these plugins.
+/// 1 to 99 belong to the specification, 100 and above to these plugins. Another plugin may answer
+/// a number that has no name here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
-    /// 1: the version asked for is not one of ours.
-    IncompatibleVersion,
-    /// 2: a field of the configuration is not supported; the message names key and value.
-    UnsupportedField,
-    /// 3: the container is unknown; the runtime need not clean up.
-    UnknownContainer,
-    /// 4: an environment variable is missing or wrong; the message names it.
-    InvalidEnvironment,
-    /// 5: reading or writing failed.
-    Io,
-    /// 6: what was read cannot be decoded.
-    Decode,
-    /// 7: the network configuration is wrong.
-    InvalidConfig,
-    /// 8: the network namespace cannot be used (the Go library's extension).
-    InvalidNetns,
-    /// 11: a passing condition; the runtime should try again.
-    TryAgain,
-    /// 50: the plugin cannot serve ADD.
-    Unavailable,
-    /// 51: the plugin cannot serve ADD and attached containers may be cut off.
-    UnavailableLimited,
-    /// 100: the kernel refused a request.
-    Kernel,
-    /// 101: the node's policy refuses what was asked for.
-    Policy,
-    /// 102: the address pool has no free address.
-    Exhausted,
-    /// 103: an attachment of this container and interface exists already.
-    Exists,
-    /// 104: what CHECK found differs from what ADD made.
-    Differs,
-    /// 105: the state directory or the lease store cannot be used.
-    State,
-    /// 999: an error that should not happen; the Go library's code for everything else.
-    Internal,
-    /// A code that another plugin answered and that has no name here.
-    Other(u32),
-}
-
-const CODES: &[(u32, Code)] = &[
-    (1, Code::IncompatibleVersion),
-    (2, Code::UnsupportedField),
-    (3, Code::UnknownContainer),
-    (4, Code::InvalidEnvironment),
-    (5, Code::Io),
-    (6, Code::Decode),
-    (7, Code::InvalidConfig),
-    (8, Code::InvalidNetns),
-    (11, Code::TryAgain),
-    (50, Code::Unavailable),
-    (51, Code::UnavailableLimited),
-    (100, Code::Kernel),
-    (101, Code::Policy),
-    (102, Code::Exhausted),
-    (103, Code::Exists),
-    (104, Code::Differs),
-    (105, Code::State),
-    (999, Code::Internal),
-];
-
-impl Code {
+pub struct Code(
     /// The number on the wire.
-    pub fn number(self) -> u32 {
-        if let Code::Other(number) = self {
-            return number;
-        }
-        CODES
-            .iter()
-            .find(|(_, code)| *code == self)
-            .map_or(999, |(number, _)| *number)
-    }
-}
+    pub u32,
+);
 
-impl From<u32> for Code {
-    fn from(number: u32) -> Self {
-        CODES
-            .iter()
-            .find(|(known, _)| *known == number)
-            .map_or(Code::Other(number), |(_, code)| *code)
+#[expect(
+    non_upper_case_globals,
+    reason = "they read as the variants of an enum that others extend"
+)]
+impl Code {
+    /// The version asked for is not one of ours.
+    pub const IncompatibleVersion: Code = Code(1);
+    /// A field of the configuration is not supported; the message names key and value.
+    pub const UnsupportedField: Code = Code(2);
+    /// The container is unknown; the runtime need not clean up.
+    pub const UnknownContainer: Code = Code(3);
+    /// An environment variable is missing or wrong; the message names it.
+    pub const InvalidEnvironment: Code = Code(4);
+    /// Reading or writing failed.
+    pub const Io: Code = Code(5);
+    /// What was read cannot be decoded.
+    pub const Decode: Code = Code(6);
+    /// The network configuration is wrong.
+    pub const InvalidConfig: Code = Code(7);
+    /// The network namespace cannot be used (the Go library's extension).
+    pub const InvalidNetns: Code = Code(8);
+    /// A passing condition; the runtime should try again.
+    pub const TryAgain: Code = Code(11);
+    /// The plugin cannot serve ADD.
+    pub const Unavailable: Code = Code(50);
+    /// The plugin cannot serve ADD and attached containers may be cut off.
+    pub const UnavailableLimited: Code = Code(51);
+    /// The kernel refused a request.
+    pub const Kernel: Code = Code(100);
+    /// The node's policy refuses what was asked for.
+    pub const Policy: Code = Code(101);
+    /// The address pool has no free address.
+    pub const Exhausted: Code = Code(102);
+    /// An attachment of this container and interface exists already.
+    pub const Exists: Code = Code(103);
+    /// What CHECK found differs from what ADD made.
+    pub const Differs: Code = Code(104);
+    /// The state directory or the lease store cannot be used.
+    pub const State: Code = Code(105);
+    /// An error that should not happen; the Go library's code for everything else.
+    pub const Internal: Code = Code(999);
+
+    /// Whether the number has a name here.
+    pub fn is_known(self) -> bool {
+        matches!(self.0, 1..=8 | 11 | 50 | 51 | 100..=105 | 999)
     }
 }
 
@@ -138,11 +108,11 @@ impl Error {
     /// `version` is the configuration's, or the newest where none could be read.
     pub fn to_json(&self, version: Version) -> Value {
         let mut object = Map::new();
-        object.insert("cniVersion".into(), json!(version.as_str()));
-        object.insert("code".into(), json!(self.code.number()));
-        object.insert("msg".into(), json!(fit(&self.msg, MAX_MESSAGE_BYTES)));
+        object.insert("cniVersion".into(), version.as_str().into());
+        object.insert("code".into(), self.code.0.into());
+        object.insert("msg".into(), fit(&self.msg, MAX_MESSAGE_BYTES).into());
         if !self.details.is_empty() {
-            object.insert("details".into(), json!(fit(&self.details, MAX_TEXT_BYTES)));
+            object.insert("details".into(), fit(&self.details, MAX_TEXT_BYTES).into());
         }
         Value::Object(object)
     }
@@ -154,10 +124,6 @@ pub const MAX_TEXT_BYTES: usize = 8 << 10;
 
 /// The same of a message alone, which repeats what a network or an environment says.
 const MAX_MESSAGE_BYTES: usize = 2 << 10;
-
-fn fit(text: &str, limit: usize) -> String {
-    text::bounded(&text::printable(text), limit)
-}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -173,15 +139,18 @@ impl std::error::Error for Error {}
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn numbers_and_names_agree_both_ways() {
-        for number in 0..1100 {
-            assert_eq!(Code::from(number).number(), number);
+    fn a_number_without_a_name_is_not_known() {
+        for code in [Code::IncompatibleVersion, Code::State, Code::Internal] {
+            assert!(code.is_known(), "{code:?}");
         }
-        assert_eq!(Code::from(7), Code::InvalidConfig);
-        assert_eq!(Code::from(42), Code::Other(42));
+        for number in [0, 9, 12, 42, 99, 106, 1000] {
+            assert!(!Code(number).is_known(), "{number}");
+        }
     }
 
     #[test]

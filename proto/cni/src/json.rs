@@ -14,8 +14,9 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::fmt;
+use std::iter::Enumerate;
 use std::marker::PhantomData;
+use std::{fmt, slice, vec};
 
 use serde::de::{
     self, Deserialize, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer,
@@ -204,9 +205,10 @@ pub(crate) fn read<T: DeserializeOwned>(
     path: &str,
     reading: Reading<'_>,
 ) -> Result<T, Error> {
+    let path = Path::Root(path);
     let decoder = Decoder {
         value,
-        path: Path::Root(path),
+        path,
         reading,
     };
     decoder.read(PhantomData)
@@ -264,6 +266,19 @@ impl<'d> Decoder<'d> {
         })
     }
 
+    /// A value of this one.
+    fn inner<'i>(&self, value: &'i Value, path: Path<'i>) -> Decoder<'i>
+    where
+        'd: 'i,
+    {
+        let reading = self.reading;
+        Decoder {
+            value,
+            path,
+            reading,
+        }
+    }
+
     fn placed(&self, rule: String) -> Error {
         Error::Value(match self.path {
             Path::Root("") => rule,
@@ -308,11 +323,9 @@ impl<'d> Decoder<'d> {
                         warnings.borrow_mut().push(warning);
                     }
                     Reading::Network | Reading::Strict => {
-                        return Err(Error::UnknownKey {
-                            path: Path::Key(&self.path, key).to_string(),
-                            key: key.clone(),
-                            known,
-                        });
+                        let path = Path::Key(&self.path, key).to_string();
+                        let key = key.clone();
+                        return Err(Error::UnknownKey { path, key, known });
                     }
                 }
                 continue;
@@ -455,10 +468,7 @@ impl<'de> Deserializer<'de> for &Decoder<'_> {
     }
 }
 
-struct Elements<'d>(
-    &'d Decoder<'d>,
-    std::iter::Enumerate<std::slice::Iter<'d, Value>>,
-);
+struct Elements<'d>(&'d Decoder<'d>, Enumerate<slice::Iter<'d, Value>>);
 
 impl<'de> SeqAccess<'de> for Elements<'_> {
     type Error = Error;
@@ -467,20 +477,16 @@ impl<'de> SeqAccess<'de> for Elements<'_> {
         &mut self,
         seed: S,
     ) -> Result<Option<S::Value>, Error> {
-        let element = self.1.next().map(|(index, value)| Decoder {
-            value,
-            path: Path::Index(&self.0.path, index),
-            reading: self.0.reading,
+        let element = self.1.next().map(|(index, value)| {
+            let path = Path::Index(&self.0.path, index);
+            self.0.inner(value, path).read(seed)
         });
-        element.map(|element| element.read(seed)).transpose()
+        element.transpose()
     }
 }
 
-struct Fields<'d>(
-    &'d Decoder<'d>,
-    std::vec::IntoIter<Field<'d>>,
-    Option<Field<'d>>,
-);
+/// With the field whose key was read last.
+struct Fields<'d>(&'d Decoder<'d>, vec::IntoIter<Field<'d>>, Option<Field<'d>>);
 
 impl<'de> MapAccess<'de> for Fields<'_> {
     type Error = Error;
@@ -490,22 +496,15 @@ impl<'de> MapAccess<'de> for Fields<'_> {
         seed: S,
     ) -> Result<Option<S::Value>, Error> {
         self.2 = self.1.next();
-        let key = self.2.as_ref().map(|(key, _)| *key);
-        key.map(|key| seed.deserialize(key.into_deserializer()))
-            .transpose()
+        let key = self.2.as_ref().map(|(key, _)| key.into_deserializer());
+        key.map(|key| seed.deserialize(key)).transpose()
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
-        let (key, value) = self
-            .2
-            .take()
-            .ok_or_else(|| de::Error::custom("a value without a key"))?;
-        let field = Decoder {
-            value: &value,
-            path: Path::Key(&self.0.path, key),
-            reading: self.0.reading,
-        };
-        field.read(seed)
+        let field = self.2.take();
+        let (key, value) = field.ok_or_else(|| de::Error::custom("a value without a key"))?;
+        let path = Path::Key(&self.0.path, key);
+        self.0.inner(&value, path).read(seed)
     }
 }
 
@@ -582,23 +581,13 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<Value, A::Error> {
-        let Members(fields) = Members::of(access)?;
+        let Members(fields) = Members(Vec::new()).visit_map(access)?;
         Ok(Value::Object(fields))
     }
 }
 
 /// The members of an object as they are written, repeated ones too.
 pub(crate) struct Members<T>(pub(crate) Vec<(String, T)>);
-
-impl<'de, T: Deserialize<'de>> Members<T> {
-    fn of<A: MapAccess<'de>>(mut access: A) -> Result<Self, A::Error> {
-        let mut members = Vec::new();
-        while let Some(member) = access.next_entry()? {
-            members.push(member);
-        }
-        Ok(Members(members))
-    }
-}
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Members<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -613,8 +602,11 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, access: A) -> Result<Self, A::Error> {
-        Self::of(access)
+    fn visit_map<A: MapAccess<'de>>(mut self, mut access: A) -> Result<Self, A::Error> {
+        while let Some(member) = access.next_entry()? {
+            self.0.push(member);
+        }
+        Ok(self)
     }
 }
 

@@ -25,10 +25,9 @@ use crate::{Code, Error, Section, Version, json};
 pub fn cidr(text: &str) -> Result<IpNetwork, String> {
     let wrong = || format!("{text:?} is not an address with prefix length");
     let (_, prefix) = text.split_once('/').ok_or_else(wrong)?;
-    match prefix.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => text.parse().map_err(|_| wrong()),
-        false => Err(wrong()),
-    }
+    let is_length = prefix.bytes().all(|byte| byte.is_ascii_digit());
+    let read = is_length.then(|| text.parse().ok()).flatten();
+    read.ok_or_else(wrong)
 }
 
 /// A network interface of a result.
@@ -165,18 +164,12 @@ impl CniResult {
     /// # Errors
     /// Code 7 naming the address.
     pub fn check_indexes(&self) -> Result<(), Error> {
+        let count = self.interfaces.len();
         for ip in &self.ips {
-            if let Some(index) = ip.interface
-                && index >= self.interfaces.len()
-            {
-                return Err(Error::new(
-                    Code::InvalidConfig,
-                    format!(
-                        "address {} names interface {index} of a result with {} interfaces",
-                        ip.address,
-                        self.interfaces.len()
-                    ),
-                ));
+            if let Some(index) = ip.interface.filter(|index| *index >= count) {
+                let of = format_args!("interface {index} of a result with {count} interfaces");
+                let msg = format!("address {} names {of}", ip.address);
+                return Err(Error::new(Code::InvalidConfig, msg));
             }
         }
         Ok(())
@@ -184,33 +177,29 @@ impl CniResult {
 
     /// The document in a version.
     pub fn to_json(&self, version: Version) -> Value {
+        let is_old = version < Version::V1_0_0;
+        let mut answer = self.clone();
+        if is_old {
+            for interface in &mut answer.interfaces {
+                (interface.mtu, interface.socket_path, interface.pci_id) = (None, None, None);
+            }
+            for route in &mut answer.routes {
+                *route = Route::via(route.dst, route.gw);
+            }
+        }
         let mut object = Map::new();
         object.insert("cniVersion".into(), version.as_str().into());
         // Texts, numbers and lists: serialization does not fail.
-        if let Ok(Value::Object(fields)) = serde_json::to_value(self) {
+        if let Ok(Value::Object(fields)) = serde_json::to_value(&answer) {
             object.extend(fields);
         }
-        if version < Version::V1_0_0 {
-            let members = |object: &mut Map<String, Value>,
-                           key: &str,
-                           change: fn(&mut Map<String, Value>)| {
-                let list = object.get_mut(key).and_then(Value::as_array_mut);
-                let members = list.into_iter().flatten();
-                members.filter_map(Value::as_object_mut).for_each(change);
-            };
-            members(&mut object, "interfaces", |interface| {
-                interface.retain(|key, _| matches!(key.as_str(), "name" | "mac" | "sandbox"));
-            });
-            members(&mut object, "routes", |route| {
-                route.retain(|key, _| matches!(key.as_str(), "dst" | "gw"));
-            });
-            members(&mut object, "ips", |ip| {
-                let is_ipv6 = ip
-                    .get("address")
-                    .and_then(Value::as_str)
-                    .is_some_and(|a| a.contains(':'));
-                ip.insert("version".into(), if is_ipv6 { "6" } else { "4" }.into());
-            });
+        if let Some(Value::Array(ips)) = object.get_mut("ips").filter(|_| is_old) {
+            for (ip, of) in ips.iter_mut().zip(&answer.ips) {
+                let family = if of.address.is_ipv6() { "6" } else { "4" };
+                if let Some(fields) = ip.as_object_mut() {
+                    fields.insert("version".into(), family.into());
+                }
+            }
         }
         let mut document = Value::Object(object);
         prune(&mut document);
@@ -238,11 +227,8 @@ fn prune(value: &mut Value) {
 /// A text that is read by `FromStr`; an empty one counts as absent.
 fn optional<'de, D: Deserializer<'de>, T: FromStr>(from: D) -> Result<Option<T>, D::Error> {
     let text = Option::<String>::deserialize(from)?.filter(|text| !text.is_empty());
-    let read = |text: String| {
-        text.parse()
-            .map_err(|_| D::Error::custom("must be an address"))
-    };
-    text.map(read).transpose()
+    let read = text.map(|text| text.parse()).transpose();
+    read.map_err(|_| D::Error::custom("must be an address"))
 }
 
 fn address<'de, D: Deserializer<'de>>(from: D) -> Result<IpNetwork, D::Error> {

@@ -18,18 +18,14 @@ pub struct Section<'a> {
 impl<'a> Section<'a> {
     /// The outermost object.
     pub fn root(object: &'a Value) -> Self {
-        Section {
-            path: String::new(),
-            object,
-        }
+        let path = String::new();
+        Section { path, object }
     }
 
     /// An object that is not there: every key is absent.
     pub fn absent(path: &str) -> Self {
-        Section {
-            path: path.to_owned(),
-            object: &Value::Null,
-        }
+        let (path, object) = (path.to_owned(), &Value::Null);
+        Section { path, object }
     }
 
     /// A value as an object, standing at a path.
@@ -94,10 +90,13 @@ impl<'a> Section<'a> {
     /// # Errors
     /// Code 7 naming the key when it is absent or has another type.
     pub fn require<T: DeserializeOwned>(&self, key: &str) -> Result<T, Error> {
-        self.get(key)?.ok_or_else(|| {
-            let missing = format!("{} is missing", self.path_of(key));
-            Error::new(Code::InvalidConfig, missing)
-        })
+        let missing = || {
+            Error::new(
+                Code::InvalidConfig,
+                format!("{} is missing", self.path_of(key)),
+            )
+        };
+        self.get(key)?.ok_or_else(missing)
     }
 
     /// A text; an empty one counts as absent, as it does for the Go plugins.
@@ -158,10 +157,8 @@ impl<'a> Section<'a> {
 
     /// Code 7 for a key of this object, with the reason.
     pub fn wrong(&self, key: &str, reason: impl std::fmt::Display) -> Error {
-        Error::new(
-            Code::InvalidConfig,
-            format!("{}: {reason}", self.path_of(key)),
-        )
+        let msg = format!("{}: {reason}", self.path_of(key));
+        Error::new(Code::InvalidConfig, msg)
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     Code, Command, Environment, Error, NetworkConfig, Request, Version, config::MAX_BYTES,
-    error::MAX_TEXT_BYTES, text, version::spoken,
+    error::MAX_TEXT_BYTES, text::fit, version::spoken,
 };
 
 /// Exit status of a failed call.
@@ -34,30 +34,28 @@ pub fn serve(
 ) -> u8 {
     let Some(command) = get("CNI_COMMAND").filter(|text| !text.is_empty()) else {
         // A failed write to stderr cannot be reported either.
+        let versions = spoken();
         let _ = writeln!(
             stderr,
-            "{about}\nCNI protocol versions supported: {}",
-            spoken()
+            "{about}\nCNI protocol versions supported: {versions}"
         );
         return 0;
     };
     let mut version = Version::NEWEST;
-    let answer = command
-        .to_string_lossy()
-        .parse()
-        .and_then(|command| match command {
-            Command::Version => Ok(Some(Version::document())),
-            command => call(command, get, stdin, &mut version, plugin),
-        });
+    let command = Command::parse(&command.to_string_lossy());
+    let answer = command.and_then(|command| match command {
+        Command::Version => Ok(Some(Version::document())),
+        command => call(command, get, stdin, &mut version, plugin),
+    });
     match answer {
         Ok(None) => 0,
-        Ok(Some(document)) => match write_once(stdout, &document) {
-            Ok(()) => 0,
-            Err(e) => {
-                let _ = writeln!(stderr, "write the answer to stdout: {e}");
-                FAILED
-            }
-        },
+        Ok(Some(document)) => {
+            let Err(e) = write_once(stdout, &document) else {
+                return 0;
+            };
+            let _ = writeln!(stderr, "write the answer to stdout: {e}");
+            FAILED
+        }
         Err(error) => {
             let _ = write_once(stdout, &error.to_json(version));
             FAILED
@@ -74,20 +72,13 @@ fn call(
 ) -> Result<Option<Value>, Error> {
     let env = Environment::read(command, get)?;
     let mut raw = Vec::new();
-    stdin
-        .take(MAX_BYTES as u64 + 1)
-        .read_to_end(&mut raw)
-        .map_err(|e| {
-            Error::new(
-                Code::Io,
-                format!("read network configuration from stdin: {e}"),
-            )
-        })?;
+    if let Err(e) = stdin.take(MAX_BYTES as u64 + 1).read_to_end(&mut raw) {
+        let msg = format!("read network configuration from stdin: {e}");
+        return Err(Error::new(Code::Io, msg));
+    }
     if raw.len() > MAX_BYTES {
-        return Err(Error::new(
-            Code::Decode,
-            format!("network configuration on stdin is longer than {MAX_BYTES} bytes"),
-        ));
+        let msg = format!("network configuration on stdin is longer than {MAX_BYTES} bytes");
+        return Err(Error::new(Code::Decode, msg));
     }
     let parsed = match command {
         Command::Del | Command::Gc => NetworkConfig::parse_for_release(&raw),
@@ -112,11 +103,9 @@ pub fn answer_panics() {
     std::panic::set_hook(Box::new(|info| {
         let error = Error::new(Code::Internal, format!("internal error: {info}"))
             .with_details("please report this; DEL cleans up what was begun");
-        let _ = write_once(
-            &mut std::io::stdout().lock(),
-            &error.to_json(Version::NEWEST),
-        );
-        let text = text::bounded(&text::printable(&info.to_string()), MAX_TEXT_BYTES);
+        let document = error.to_json(Version::NEWEST);
+        let _ = write_once(&mut std::io::stdout().lock(), &document);
+        let text = fit(&info.to_string(), MAX_TEXT_BYTES);
         let _ = writeln!(std::io::stderr().lock(), "{text}");
     }));
 }

@@ -42,6 +42,11 @@ pub fn list(words: impl IntoIterator<Item = impl ToString>) -> String {
     words.join(", ")
 }
 
+/// A text of others, fit for a message: printable, and at most about `limit` bytes.
+pub fn fit(text: &str, limit: usize) -> String {
+    bounded(&printable(text), limit)
+}
+
 /// At most `limit` bytes of a text, and how many were cut.
 pub fn bounded(text: &str, limit: usize) -> String {
     if text.len() <= limit {

@@ -37,29 +37,21 @@ impl Version {
             "" => "0.1.0",
             text => text,
         };
-        if let Some(version) = Version::ALL
-            .into_iter()
-            .find(|known| known.as_str() == text)
-        {
+        let mut all = Version::ALL.into_iter();
+        if let Some(version) = all.find(|known| known.as_str() == text) {
             return Ok(version);
         }
+        let supported = format!("supported versions: {}", spoken());
         let fields = text.split('.');
         let numeric = |field: &str| !field.is_empty() && field.bytes().all(|b| b.is_ascii_digit());
         if fields.clone().count() <= 3 && fields.clone().all(numeric) {
-            return Err(Error::new(
-                Code::IncompatibleVersion,
-                format!("cniVersion {text} is not supported"),
-            )
-            .with_details(format!(
-                "supported versions: {}; a configuration without cniVersion has version 0.1.0",
-                spoken()
-            )));
+            let msg = format!("cniVersion {text} is not supported");
+            return Err(Error::new(Code::IncompatibleVersion, msg)
+                .with_details(supported)
+                .with_details("a configuration without cniVersion has version 0.1.0"));
         }
-        Err(Error::new(
-            Code::Decode,
-            format!("cniVersion {text:?} is not a version"),
-        )
-        .with_details(format!("supported versions: {}", spoken())))
+        let msg = format!("cniVersion {text:?} is not a version");
+        Err(Error::new(Code::Decode, msg).with_details(supported))
     }
 
     /// The answer to VERSION.

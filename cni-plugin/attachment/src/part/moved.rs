@@ -109,12 +109,11 @@ impl Move {
         let mut mtu = *mtu;
         if is_anew {
             // It has the driver's mode, and with that another MTU.
-            let mode = nic.info.clone().into_iter();
-            let mode = mode
-                .filter(|(number, _)| IPOIB_MODE.contains(number))
-                .collect();
-            let what = format_args!("set the mode of {name}");
-            link::set_info(inside, what, moved.index, "ipoib", &mode)?;
+            let mode = nic.info.iter();
+            for (number, value) in mode.filter(|(number, _)| IPOIB_MODE.contains(number)) {
+                let what = format_args!("set the mode of {name}");
+                link::set_info(inside, what, moved.index, "ipoib", (*number, value))?;
+            }
             mtu = mtu.or(Some(nic.mtu));
         }
         // A VF may have it by its PF.

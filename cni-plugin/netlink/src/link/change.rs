@@ -1,17 +1,16 @@
 //! Changing, moving and deleting a link.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
 use netlink_packet_core::{DefaultNla, NLA_F_NESTED, NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, Prop};
 
 use super::{
     IFLA_ALT_IFNAME, IFLA_IFALIAS, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO,
-    IFLA_XDP, Link, RTM_NEWLINK, RTM_SETLINK, XdpMode, named,
+    IFLA_XDP, Link, RTM_DELLINK, RTM_NEWLINK, RTM_SETLINK, XdpMode, message, named,
 };
-use crate::{Name, Namespace, Result, Socket, attribute::Raw};
+use crate::{Name, Namespace, Result, Socket, attribute::Raw, socket::on_errno};
 
-const RTM_DELLINK: u16 = 17;
 const RTM_NEWLINKPROP: u16 = 108;
 const RTM_DELLINKPROP: u16 = 109;
 const AF_INET: u16 = 2;
@@ -77,8 +76,7 @@ pub fn change(
     index: u32,
     change: &Change<'_>,
 ) -> Result<()> {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
+    let mut message = message(index, Vec::new());
     if let Some((flags, mask)) = change.flags {
         message.header.flags = flags;
         message.header.change_mask = mask;
@@ -90,11 +88,10 @@ pub fn change(
     attributes.extend(change.name.map(|name| named(IFLA_IFNAME, name)));
     attributes.extend(change.mtu.map(LinkAttribute::Mtu));
     attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
-    attributes.extend(
-        change
-            .alias
-            .map(|alias| LinkAttribute::Other(DefaultNla::new(IFLA_IFALIAS, alias.to_vec()))),
-    );
+    let alias = change
+        .alias
+        .map(|alias| DefaultNla::new(IFLA_IFALIAS, alias.to_vec()));
+    attributes.extend(alias.map(LinkAttribute::Other));
     socket.request(what, RTM_SETLINK, 0, &message)
 }
 
@@ -105,30 +102,21 @@ pub fn set(
     index: u32,
     attributes: Vec<LinkAttribute>,
 ) -> Result<()> {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.attributes = attributes;
-    socket.request(what, RTM_SETLINK, 0, &message)
+    socket.request(what, RTM_SETLINK, 0, &message(index, attributes))
 }
 
-/// Sets numbers that the kind of a link says of itself.
+/// Sets an attribute that the kind of a link says of itself.
 pub fn set_info(
     socket: &mut Socket,
     what: impl fmt::Display,
     index: u32,
     kind: &str,
-    info: &BTreeMap<u16, Vec<u8>>,
+    (attribute, value): (u16, &[u8]),
 ) -> Result<()> {
-    let mut data = Raw::default();
-    for (attribute, value) in info {
-        data = data.with(*attribute, value);
-    }
     let info = Raw::default()
         .with(IFLA_INFO_KIND, &Name::from(kind).to_attribute())
-        .nest(IFLA_INFO_DATA, &data);
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.attributes = vec![nested(IFLA_LINKINFO, &info)];
+        .nest(IFLA_INFO_DATA, &Raw::default().with(attribute, value));
+    let message = message(index, vec![nested(IFLA_LINKINFO, &info)]);
     // Without a flag that allows creation it changes the link that is there.
     socket.request(what, RTM_NEWLINK, 0, &message)
 }
@@ -148,17 +136,15 @@ impl InetSettings {
     /// it will.
     pub fn add(&mut self, group: &str, key: &str, value: &str) -> bool {
         let ipv4 = DEVCONF.iter().find(|(name, _)| *name == key);
-        match (group, ipv4, value.parse()) {
-            ("ipv4/conf", Some((_, number)), Ok(value)) => self.ipv4.push((*number, value)),
-            ("ipv6/conf", None, Ok(value)) if key == "addr_gen_mode" => {
-                let Ok(mode) = u8::try_from(value) else {
-                    return false;
-                };
-                self.addr_gen_mode = Some(mode);
-            }
-            _ => return false,
+        if let ("ipv4/conf", Some((_, number)), Ok(value)) = (group, ipv4, value.parse()) {
+            self.ipv4.push((*number, value));
+            true
+        } else if let ("ipv6/conf", "addr_gen_mode", Ok(mode)) = (group, key, value.parse()) {
+            self.addr_gen_mode = Some(mode);
+            true
+        } else {
+            false
         }
-        true
     }
 }
 
@@ -185,10 +171,8 @@ pub fn set_inet(
     if families.as_bytes().is_empty() {
         return Ok(true);
     }
-    match set(socket, what, index, vec![nested(IFLA_AF_SPEC, &families)]) {
-        Err(e) if e.is(libc::EAFNOSUPPORT) => Ok(false),
-        done => done.map(|()| true),
-    }
+    let set = set(socket, what, index, vec![nested(IFLA_AF_SPEC, &families)]);
+    on_errno(set.map(|()| true), &[libc::EAFNOSUPPORT], false)
 }
 
 /// Detaches the XDP program of one mode.
@@ -204,23 +188,19 @@ pub fn detach_xdp(
     let detach = Raw::default()
         .with(IFLA_XDP_FD, &(-1i32).to_ne_bytes())
         .with(IFLA_XDP_FLAGS, &mode.flag.to_ne_bytes());
-    let attribute = nested(IFLA_XDP, &detach);
-    set(socket, what, index, vec![attribute])
+    set(socket, what, index, vec![nested(IFLA_XDP, &detach)])
 }
 
 /// Deletes a link; one that is gone is deleted.
 pub fn delete(socket: &mut Socket, link: &Link) -> Result<()> {
-    let mut message = LinkMessage::default();
-    message.header.index = link.index;
-    match socket.request(
+    let message = message(link.index, Vec::new());
+    let deleted = socket.request(
         format_args!("delete {}", link.name),
         RTM_DELLINK,
         0,
         &message,
-    ) {
-        Err(e) if e.is(libc::ENODEV) => Ok(()),
-        done => done,
-    }
+    );
+    on_errno(deleted, &[libc::ENODEV], ())
 }
 
 /// Gives a link an alternative name; one that it has is given.
@@ -231,38 +211,20 @@ pub fn add_altname(socket: &mut Socket, link: &Link, name: &Name) -> Result<()> 
     if link.altnames.contains(name) {
         return Ok(());
     }
-    altname(
-        socket,
-        RTM_NEWLINKPROP,
-        NLM_F_CREATE | NLM_F_EXCL,
-        link,
-        name,
-    )
+    let what = format_args!("give alternative name {name} of {}", link.name);
+    let flags = NLM_F_CREATE | NLM_F_EXCL;
+    socket.request(what, RTM_NEWLINKPROP, flags, &altname(link, name))
 }
 
 /// Takes an alternative name from a link.
 pub fn remove_altname(socket: &mut Socket, link: &Link, name: &Name) -> Result<()> {
-    altname(socket, RTM_DELLINKPROP, 0, link, name)
+    let what = format_args!("take alternative name {name} of {}", link.name);
+    socket.request(what, RTM_DELLINKPROP, 0, &altname(link, name))
 }
 
-fn altname(socket: &mut Socket, kind: u16, flags: u16, link: &Link, name: &Name) -> Result<()> {
-    let mut message = LinkMessage::default();
-    message.header.index = link.index;
+fn altname(link: &Link, name: &Name) -> LinkMessage {
     let property = Prop::Other(DefaultNla::new(IFLA_ALT_IFNAME, name.to_attribute()));
-    message
-        .attributes
-        .push(LinkAttribute::PropList(vec![property]));
-    let verb = if kind == RTM_NEWLINKPROP {
-        "give"
-    } else {
-        "take"
-    };
-    socket.request(
-        format_args!("{verb} alternative name {name} of {}", link.name),
-        kind,
-        flags,
-        &message,
-    )
+    message(link.index, vec![LinkAttribute::PropList(vec![property])])
 }
 
 /// An attribute that holds others.

@@ -4,10 +4,10 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL};
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoMacVlan, LinkAttribute, LinkInfo, LinkMessage, MacVlanMode,
+    InfoData, InfoKind, InfoMacVlan, LinkAttribute, LinkInfo, MacVlanMode,
 };
 
-use super::{By, IFLA_IFNAME, Link, RTM_NEWLINK, delete, get, named};
+use super::{By, IFLA_IFNAME, Link, RTM_DELLINK, RTM_NEWLINK, get, message, named};
 use crate::{Result, Socket};
 
 /// A child to be made.
@@ -55,31 +55,25 @@ pub fn random_mac() -> [u8; 6] {
 /// The kernel's refusal: EEXIST when the name or the index is taken, EBUSY when the parent is in other
 /// use.
 pub fn create(socket: &mut Socket, new: &NewLink<'_>) -> Result<Option<Link>> {
-    let mut message = LinkMessage::default();
-    message.header.index = new.index;
-    let attributes = &mut message.attributes;
-    attributes.push(named(IFLA_IFNAME, new.name.as_bytes()));
-    attributes.push(LinkAttribute::Link(new.parent));
+    let name = new.name.as_bytes();
+    let mut attributes = vec![named(IFLA_IFNAME, name), LinkAttribute::Link(new.parent)];
     attributes.extend(new.parent_netns.map(LinkAttribute::LinkNetNsId));
     attributes.extend(new.mtu.map(LinkAttribute::Mtu));
     attributes.extend(new.mac.clone().map(LinkAttribute::Address));
     attributes.push(LinkAttribute::LinkInfo(new.info.clone()));
+    let message = message(new.index, attributes);
+    let what = format_args!("create {} {}", new.kind, new.name);
+    let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_ECHO;
     let mut link = None;
-    socket.ask(
-        format_args!("create {} {}", new.kind, new.name),
-        RTM_NEWLINK,
-        NLM_F_CREATE | NLM_F_EXCL | NLM_F_ECHO,
-        &message,
-        |payload| {
-            link = Some(Link::parse(payload)?);
-            Ok(())
-        },
-    )?;
+    socket.ask(what, RTM_NEWLINK, flags, &message, |payload| {
+        link = Some(Link::parse(payload)?);
+        Ok(())
+    })?;
     // Kernels before 6.2 do not echo the new link.
-    if link.is_none() {
-        link = get(socket, By::Name(new.name.as_bytes()))?;
+    match link {
+        None => get(socket, By::Name(name)),
+        link => Ok(link),
     }
-    Ok(link)
 }
 
 /// Whether an Ethernet link of the socket's namespace carries a macvlan, an ipvlan or a `macsec` link, in
@@ -100,13 +94,12 @@ pub fn carries_child(socket: &mut Socket, link: &Link) -> Result<bool> {
         LinkInfo::Kind(InfoKind::MacVlan),
         LinkInfo::Data(InfoData::MacVlan(mode)),
     ];
-    let mut message = LinkMessage::default();
-    message.header.index = unused;
-    message.attributes = vec![
+    let attributes = vec![
         named(IFLA_IFNAME, b"lo"),
         LinkAttribute::Link(link.index),
         LinkAttribute::LinkInfo(passthru),
     ];
+    let message = message(unused, attributes);
     let what = format_args!("ask whether a child stands on {}", link.name);
     match socket.request(what, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &message) {
         Err(e) if e.is(libc::EEXIST) => Ok(false),
@@ -116,11 +109,9 @@ pub fn carries_child(socket: &mut Socket, link: &Link) -> Result<bool> {
         Err(e) => Err(e),
         // No link is called lo.
         Ok(()) => {
-            let made = Link {
-                index: unused,
-                ..Link::default()
-            };
-            delete(socket, &made).map(|()| false)
+            let made = super::message(unused, Vec::new());
+            let deleted = socket.request("delete lo", RTM_DELLINK, 0, &made);
+            deleted.map(|()| false)
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{fs, io, path::Path};
 use netlink_packet_core::Parseable;
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage, VfInfo};
 
-use super::RTM_GETLINK;
+use super::{RTM_GETLINK, message};
 use crate::{Error, Result, Socket};
 
 /// What a PF says of one of its VFs; empty when it has none of that number, `None` when it has it and
@@ -30,11 +30,7 @@ pub fn vfs(socket: &mut Socket, pf: u32) -> Result<Vec<Vec<VfInfo>>> {
 fn read(socket: &mut Socket, pf: u32) -> Result<(u32, Vec<Vec<VfInfo>>)> {
     /// `RTEXT_FILTER_VF` and `RTEXT_FILTER_SKIP_STATS`
     const FILTER: [LinkExtentMask; 2] = [LinkExtentMask::Vf, LinkExtentMask::SkipStats];
-    let mut message = LinkMessage::default();
-    message.header.index = pf;
-    message
-        .attributes
-        .push(LinkAttribute::ExtMask(FILTER.to_vec()));
+    let message = message(pf, vec![LinkAttribute::ExtMask(FILTER.to_vec())]);
     let what = format!("read the VFs of netdev {pf}");
     socket.get(what, RTM_GETLINK, &message, |payload| {
         let (mut count, mut vfs) = (0, Vec::new());

@@ -991,7 +991,7 @@ mod tests {
         assert!(address::list(&mut socket, 1).unwrap().is_empty());
         address::delete(&mut socket, "delete", &own).unwrap();
         address::delete(&mut socket, "delete", &own).unwrap();
-        assert!(address::list_all(&mut socket).unwrap().is_empty());
+        assert!(address::list(&mut socket, 0).unwrap().is_empty());
         assert_eq!(kernel.changes()[0], "host: address add dev 3 10.0.0.5/24");
 
         let mut from = RuleMessage::default();

@@ -400,7 +400,7 @@ fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Found {
         name: "mlx5_2",
         ..RdmaSpec::default()
     });
-    Found::RdmaOnly(RdmaOnly {
+    Found::RdmaOnly(Box::new(RdmaOnly {
         interface: None,
         devices: vec![RdmaTarget {
             device: hca::rdma::read(&tree.host(), "mlx5_2").unwrap(),
@@ -409,7 +409,7 @@ fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Found {
         }],
         mode: None,
         rdma: Ok(MovableRdma::default()),
-    })
+    }))
 }
 
 #[test]

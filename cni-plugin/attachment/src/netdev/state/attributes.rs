@@ -1,6 +1,6 @@
 //! The tables, and what their rows write.
 
-use std::{collections::BTreeMap, io};
+use std::io;
 
 use netlink::{
     Name,
@@ -236,12 +236,6 @@ fn read_ipoib_mode(netdev: &mut Netdev<'_>) -> netlink::Result<Entries> {
 fn restore_ipoib_mode(to: &mut Restoration<'_>, entry: Entry<'_>) -> Written {
     let value = of_hexadecimal(entry.value).ok_or_else(|| entry.damaged())?;
     let number = entry.name.parse().map_err(|_| entry.damaged())?;
-    let info = BTreeMap::from([(number, value)]);
-    link::set_info(
-        to.netdev.socket,
-        entry.what,
-        to.netdev.link.index,
-        "ipoib",
-        &info,
-    )
+    let (socket, index) = (&mut *to.netdev.socket, to.netdev.link.index);
+    link::set_info(socket, entry.what, index, "ipoib", (number, &value))
 }
