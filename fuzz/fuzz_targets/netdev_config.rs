@@ -3,7 +3,7 @@
 //! is accepted without a NIC is decided in full on a NIC that carries everything.
 #![no_main]
 
-use cni_wire::{Command, Environment, IfName, NetworkConfig, Request};
+use cni_wire::{Command, Environment, NetworkConfig, Request};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use node::pattern::Pattern;
 use node::policy::{Allow, Policy, Selector};
 use rdma_netdev::config::{Attach, ChildKind, Config, Target};
 use rdma_netdev::decide::decide;
-use rdma_netdev::facts::{self, Facts, Found, HostLink, Movable, Nic};
+use rdma_netdev::facts::{self, Facts, Found, HostLink, Movable, MovableState, Nic};
 
 fuzz_target!(|text: &[u8]| {
     let Ok(config) = NetworkConfig::parse(text) else {
@@ -74,7 +74,8 @@ fn nic(config: &Config, link: HostLink) -> Option<Nic> {
     let found = match config.attach {
         Attach::Move => Found::Move(Box::new(Movable {
             link,
-            ..Movable::default()
+            dependent: None,
+            state: Ok(MovableState::default()),
         })),
         Attach::Child(kind) => Found::Child(kind, Box::new(link)),
         Attach::RdmaOnly => return None,

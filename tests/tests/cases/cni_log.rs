@@ -42,12 +42,7 @@ fn debug_logs_requests_to_the_kernel_and_the_ipam() -> Result<()> {
     for line in text.lines() {
         assert!(pattern(line), "{line}");
     }
-    for said in [
-        ": ok, ",
-        "IPAM rdma-ipam ADD: ",
-        "10.9.0.100",
-        "errno 19",
-    ] {
+    for said in [": ok, ", "IPAM rdma-ipam ADD: ", "10.9.0.100", "errno 19"] {
         assert!(text.contains(said), "no {said:?} in\n{text}");
     }
     let held = locked(&host.state().join("lock")).context("hold the lock")?;
