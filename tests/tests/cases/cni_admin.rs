@@ -36,6 +36,16 @@ pub(crate) const CASES: &[Case] = &[
         Netns
     ),
     case!(
+        a_denied_add_leaves_the_repair_of_a_nic_to_be_done,
+        Root,
+        Netns
+    ),
+    case!(
+        a_nic_without_its_name_is_another_pods_and_gets_its_name_after_that,
+        Root,
+        Netns
+    ),
+    case!(
         a_node_is_cleaned_only_once_no_pod_has_anything,
         Root,
         Netns,
@@ -268,6 +278,64 @@ fn an_interface_that_its_pod_lost_is_shown_as_gone() -> Result<()> {
 
 /// DEL is done, so that neither the age of the attachment nor its namespace, which lives, matters;
 /// and its addresses were released by that DEL.
+/// The NIC is back from a pod, and another netdev has its name.
+fn misnamed(host: &CniHost) -> Result<Value> {
+    let config = host.config(&json!({"attach": "move", "device": "nic0"}));
+    let pod = host.pod()?;
+    let call = host.call(&pod, "c1", "net1");
+    call.run("ADD", config.to_string().as_bytes())?.success()?;
+    host.netns.ip("link add nic0 type veth peer name other")?;
+    call.run("DEL", config.to_string().as_bytes())?.success()?;
+    let links = host.netns.ip("-o link show")?;
+    let name = links.split_whitespace().find(|word| word.starts_with("rdma-dev"));
+    let name = name.context("no name of ours")?.trim_end_matches(':');
+    let name = name.split('@').next().unwrap_or_default();
+    Ok(host.config(&json!({"attach": "move", "device": name})))
+}
+
+/// Whoever may not have the NIC ends nothing that was begun for it.
+fn a_denied_add_leaves_the_repair_of_a_nic_to_be_done() -> Result<()> {
+    let host = CniHost::new()?;
+    let before = host.picture()?;
+    let config = misnamed(&host)?;
+    let other = host.pod()?;
+    let mut denied = config.clone();
+    denied["trust"] = "on".into();
+    let mut leased = config;
+    leased["ipam"] = host.own_ipam("10.9.0.0/31", "10.9.0.0", &json!({"exclude": ["10.9.0.0/31"]}));
+    for config in [denied, leased] {
+        let call = host.call(&other, "c2", "net1");
+        call.run("ADD", config.to_string().as_bytes())?.refusal()?;
+        call.run("DEL", config.to_string().as_bytes())?.success()?;
+    }
+    host.netns.ip("link del nic0")?;
+    let done = tool(&host, &host.netns, &["reclaim"])?;
+    assert!(done.contains("1 undone, 0 failed, 0 kept"), "{done}");
+    same(&before, &host.picture()?, "after the repair")?;
+    assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
+    Ok(())
+}
+
+fn a_nic_without_its_name_is_another_pods_and_gets_its_name_after_that() -> Result<()> {
+    let host = CniHost::new()?;
+    let before = host.picture()?;
+    let config = misnamed(&host)?.to_string();
+    let pod = host.pod()?;
+    let call = host.call(&pod, "c2", "net1");
+    call.run("ADD", config.as_bytes())?.success()?;
+    // The late DEL of the first does not touch it.
+    let first = host.pod()?;
+    host.call(&first, "c1", "net1")
+        .run("DEL", config.as_bytes())?
+        .success()?;
+    assert!(pod.ip("link show net1").is_ok(), "the pod lost its NIC");
+    host.netns.ip("link del nic0")?;
+    call.run("DEL", config.as_bytes())?.success()?;
+    same(&before, &host.picture()?, "after both")?;
+    assert!(host.left_behind().is_empty(), "{:?}", host.left_behind());
+    Ok(())
+}
+
 fn reclaim_gives_a_nic_its_name_as_soon_as_that_is_free() -> Result<()> {
     let host = CniHost::new()?;
     let config = host.config(&json!({

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::cases;
 use e2e::cni::Answer;
 use e2e::host_state::unchanged;
+use e2e::netns::run;
 use e2e::scene::{PCI, Running, Scene, TRY_AGAIN, answer_of, bounded, index_of, refusal};
 use serde_json::json;
 
@@ -34,6 +35,8 @@ cases! {
     a_nic_called_all_when_its_namespace_died_has_its_addresses_again => called("all", Ends::BeforeDel);
     a_nic_called_default_when_its_namespace_died_has_its_addresses_again =>
         called("default", Ends::BeforeDel);
+    an_orphans_ipam_does_not_fail_the_next_pod => ipam_of_orphan();
+    a_rule_that_is_not_text_is_left_alone => rule_of_bytes();
     a_nic_has_its_index_again => index_again();
     an_index_that_another_netdev_has_is_a_warning => index_taken();
     a_nic_with_another_index_after_its_namespace_died_is_a_warning => index_after_pod();
@@ -49,6 +52,60 @@ fn del(scene: &Scene) -> Result<Answer> {
     let answer = answer_of(&scene.call(), "DEL", &scene.moving())?;
     answer.success().context("DEL")?;
     Ok(answer)
+}
+
+/// Its addresses are for its own DEL, or the daemon.
+fn ipam_of_orphan() -> Result<()> {
+    let mut scene = Scene::with_hardware()?;
+    scene.allow(&json!({"ipam": ["canned"]}))?;
+    let ipam = scene.host.directory().join("cni");
+    fs::create_dir_all(&ipam)?;
+    let program = ipam.join("canned");
+    let answer = r#"{"cniVersion":"1.1.0","ips":[{"address":"10.9.0.7/24"}]}"#;
+    fs::write(
+        &program,
+        format!(
+            "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] && echo '{answer}' && exit 0\n\
+             [ -e {}/away ] && exit 1\nexit 0\n",
+            ipam.display()
+        ),
+    )?;
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let mut network = scene.moving();
+    network["ipam"] = json!({"type": "canned"});
+    let mut call = scene.call();
+    call.path = ipam.clone().into();
+    answer_of(&call, "ADD", &network)?.success()?;
+    scene.pod_dies("net1")?;
+    fs::write(ipam.join("away"), "")?;
+    scene.pod = scene.another_pod()?;
+    let next = scene.call_of(&scene.pod, "c2", "net1");
+    answer_of(&next, "ADD", &scene.moving())?.success()?;
+    answer_of(&next, "DEL", &scene.moving())?.success()?;
+    let left = scene.host.left_behind();
+    ensure!(
+        left.keys().any(|entry| entry.starts_with("journal")),
+        "the first has still to release its address: {left:?}"
+    );
+    fs::remove_file(ipam.join("away"))?;
+    answer_of(&call, "DEL", &network)?.success()?;
+    let left = scene.host.left_behind();
+    ensure!(left.is_empty(), "{left:?}");
+    Ok(())
+}
+
+/// Without the name it would be a rule for all traffic.
+fn rule_of_bytes() -> Result<()> {
+    let scene = Scene::furnished()?;
+    let add = "ip route add 10.99.0.0/24 dev nic0 table 101; \
+               ip rule add pref 950 iif \"$(printf 'ni\\377')\" lookup 101";
+    run(scene.host.netns.command("sh").args(["-c", add]))?;
+    let rules = || scene.host.netns.ip("rule show");
+    let before = rules()?;
+    answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
+    del(&scene)?;
+    ensure!(rules()? == before, "{} and not {before}", rules()?);
+    Ok(())
 }
 
 /// DEL has nothing to warn of.
