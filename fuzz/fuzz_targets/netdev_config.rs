@@ -98,17 +98,19 @@ fn only_what_is_allowed(config: &Config) {
     let Some(nic) = nic(config, link) else {
         return;
     };
-    let mut policy = Policy::default();
-    policy.allow = Allow {
-        non_rdma: true,
-        virtual_links: true,
-        unallocated: true,
-        passthru: true,
-        netdevs: Some(vec![Selector {
-            if_names: Pattern::parse("allowed").into_iter().collect(),
-            ..Selector::default()
-        }]),
-        ..Allow::default()
+    let policy = Policy {
+        allow: Allow {
+            non_rdma: true,
+            virtual_links: true,
+            unallocated: true,
+            passthru: true,
+            netdevs: Some(vec![Selector {
+                if_names: Pattern::parse("allowed").into_iter().collect(),
+                ..Selector::default()
+            }]),
+            ..Allow::default()
+        },
+        ..Policy::default()
     };
     let facts = Facts {
         nics: vec![nic],
