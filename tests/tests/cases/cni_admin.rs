@@ -287,7 +287,9 @@ fn misnamed(host: &CniHost) -> Result<Value> {
     host.netns.ip("link add nic0 type veth peer name other")?;
     call.run("DEL", config.to_string().as_bytes())?.success()?;
     let links = host.netns.ip("-o link show")?;
-    let name = links.split_whitespace().find(|word| word.starts_with("rdma-dev"));
+    let name = links
+        .split_whitespace()
+        .find(|word| word.starts_with("rdma-dev"));
     let name = name.context("no name of ours")?.trim_end_matches(':');
     let name = name.split('@').next().unwrap_or_default();
     Ok(host.config(&json!({"attach": "move", "device": name})))
@@ -302,7 +304,11 @@ fn a_denied_add_leaves_the_repair_of_a_nic_to_be_done() -> Result<()> {
     let mut denied = config.clone();
     denied["trust"] = "on".into();
     let mut leased = config;
-    leased["ipam"] = host.own_ipam("10.9.0.0/31", "10.9.0.0", &json!({"exclude": ["10.9.0.0/31"]}));
+    leased["ipam"] = host.own_ipam(
+        "10.9.0.0/31",
+        "10.9.0.0",
+        &json!({"exclude": ["10.9.0.0/31"]}),
+    );
     for config in [denied, leased] {
         let call = host.call(&other, "c2", "net1");
         call.run("ADD", config.to_string().as_bytes())?.refusal()?;

@@ -70,7 +70,10 @@ fn ipam_of_orphan() -> Result<()> {
             ipam.display()
         ),
     )?;
-    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    fs::set_permissions(
+        &program,
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )?;
     let mut network = scene.moving();
     network["ipam"] = json!({"type": "canned"});
     let mut call = scene.call();
