@@ -32,7 +32,6 @@ use netlink::{
 use netlink_packet_route::AddressFamily;
 use node::policy::{FabricAddresses, Policy};
 
-pub use dependents::Dependent;
 pub use host_link::{HostLink, NodeNetwork};
 pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
 pub use target::{Missing, lacks_target, move_target, name_of};
@@ -120,8 +119,8 @@ pub enum Found {
 #[derive(Clone, Debug)]
 pub struct Movable {
     pub link: HostLink,
-    /// What is on it.
-    pub dependent: Option<Dependent>,
+    /// What is on it, as a clause of a message.
+    pub dependent: Option<String>,
     /// Its state; where that cannot be read, the pod may have no right to it in the first place.
     pub state: Result<MovableState, Error>,
 }
@@ -231,13 +230,12 @@ pub(crate) struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// Reads what the NICs of `units` are.
+    /// Reads what the NICs of `units` are. `true_names` are those of netdevs that move, where another
+    /// netdev has the name at present.
     ///
     /// # Errors
     /// Code 7 when the request does not say which link or device is meant, or there is none; code 11
     /// when the netdev is inside a pod; code 5 or 100 when reading fails.
-    ///
-    /// `true_names` are those of netdevs that move, where another netdev has the name at present.
     pub(crate) fn nics(
         &mut self,
         units: &Units,

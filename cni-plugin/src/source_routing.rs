@@ -177,8 +177,9 @@ impl SourceRouting {
             let mut own = connected.clone();
             for route in &mut interface.routes {
                 if in_main(route, family) {
+                    let mut copy = in_table(route, table);
+                    hint_source(&mut copy, &addresses);
                     hint_source(route, &addresses);
-                    let copy = in_table(route, table);
                     own.extend((!connected.contains(&copy)).then_some(copy));
                 }
             }

@@ -273,7 +273,12 @@ fn can_move(attempt: &str, movable: &Movable, facts: &Facts<'_>) -> Result<(), E
         );
     }
     match &movable.dependent {
-        Some(dependent) => denied(attempt, &dependent.what, dependent.remedy),
+        Some(dependent) => denied(
+            attempt,
+            dependent,
+            "the pod would receive the frames of what stands on it; remove that first, or move another \
+             netdev",
+        ),
         None => Ok(()),
     }
 }

@@ -11,24 +11,7 @@ use netlink::link;
 use super::{HostLink, NodeNetwork};
 use crate::error::Error;
 
-/// Something that stands on a netdev.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dependent {
-    /// A clause of a message.
-    pub what: String,
-    /// How a user can move the netdev all the same, or another.
-    pub remedy: &'static str,
-}
-
-impl Dependent {
-    fn of(what: String) -> Self {
-        let remedy = "the pod would receive the frames of what stands on it; remove that first, or move \
-                      another netdev";
-        Dependent { what, remedy }
-    }
-}
-
-/// What stands on a netdev of the host; one thing is enough.
+/// What is on a netdev of the host, as a clause; one thing is enough.
 ///
 /// # Errors
 /// The host's links, its journal or sysfs cannot be read.
@@ -36,7 +19,7 @@ pub(super) fn of(
     node: &mut Node,
     nic: &HostLink,
     network: &mut NodeNetwork,
-) -> Result<Option<Dependent>, Error> {
+) -> Result<Option<String>, Error> {
     let links = match network.links.take() {
         Some(links) => links,
         None => link::list(&mut node.netns.socket)?,
@@ -45,15 +28,16 @@ pub(super) fn of(
     if let Some(link) = links.find(|link| link.stands_on(nic.link.index)) {
         let kind = link.kind.as_ref().map(ToString::to_string);
         let kind = kind.as_deref().unwrap_or("link");
-        let what = format!("{kind} {} stands on it (on the host)", link.name);
-        return Ok(Some(Dependent::of(what)));
+        return Ok(Some(format!(
+            "{kind} {} stands on it (on the host)",
+            link.name
+        )));
     }
     for hca in &nic.hcas {
         if let HcaId::Pci(address) = hca
             && let Some(count) = virtual_functions(&node.roots, *address)
         {
-            let what = format!("it is a PF with {count} virtual functions");
-            return Ok(Some(Dependent::of(what)));
+            return Ok(Some(format!("it is a PF with {count} virtual functions")));
         }
     }
     let carries_child = match nic.link.is_ethernet() {
@@ -66,14 +50,11 @@ pub(super) fn of(
     if carries_child != Some(false)
         && let Some((kind, owner)) = child_on(node, nic.link.index)?
     {
-        let what = format!("a {kind} of {owner} stands on it");
-        return Ok(Some(Dependent::of(what)));
+        return Ok(Some(format!("a {kind} of {owner} stands on it")));
     }
     Ok((carries_child == Some(true)).then(|| {
         let name = &nic.link.name;
-        Dependent::of(format!(
-            "{name} carries a macvlan or ipvlan in another network namespace"
-        ))
+        format!("{name} carries a macvlan or ipvlan in another network namespace")
     }))
 }
 
