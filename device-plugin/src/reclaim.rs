@@ -351,17 +351,17 @@ mod tests {
 
     #[test]
     fn a_child_that_a_pod_left_is_known_by_the_hcas_of_its_netdev() {
-        let part = |name: &str, hca: &str, carries_child: bool| {
-            serde_json::json!({
-                "ifname": "net1", "hcas": [hca], "returned": true, "carriesChild": carries_child,
-                "moved": {"identity": {"index": 5}, "name": name, "state": {}, "takenAt": 1},
-            })
+        let part = |name: &str, hca: &str, returned: &str| {
+            serde_json::json!({"move": {
+                "interface": {"name": "net1"}, "hcas": [hca], "returned": returned,
+                "host": {"identity": {"index": 5}, "name": name, "state": {}, "takenAt": 1},
+            }})
         };
         let record: Record = serde_json::from_value(serde_json::json!({
             "version": 1, "network": "rail0", "containerId": "c1", "ifname": "net1",
             "pod": "ml/a", "created": 1, "boot": "b",
             "netns": {"path": "/run/netns/a", "device": 4, "inode": 5},
-            "parts": [part("ens1", "0000:3b:00.0", true), part("ens2", "0000:86:00.0", false)],
+            "parts": [part("ens1", "0000:3b:00.0", "child"), part("ens2", "0000:86:00.0", "name")],
         }))
         .unwrap();
         let left: Vec<_> = children(&record).collect();

@@ -316,7 +316,7 @@ fn a_file_of_another_form_is_refused() {
         ),
         ("{}".into(), "the format is unknown"),
         ("null".into(), "the format is unknown"),
-        ("[]".into(), "expected an object"),
+        ("[]".into(), "the format is unknown"),
     ]);
 }
 
@@ -391,7 +391,7 @@ fn a_number_that_is_none_is_refused() {
             one(&format!(
                 r#"{{"resourceName": "a", "rdmaHcaMax": "8", {VENDOR}}}"#
             )),
-            "configList[0].rdmaHcaMax: expected an integer, found the string \"8\"",
+            "configList[0].rdmaHcaMax: expected an integer",
         ),
         (
             one(&format!(

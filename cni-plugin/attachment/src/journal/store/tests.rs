@@ -217,17 +217,17 @@ fn one_unreadable_record_hides_no_other() {
     assert_eq!(records, [(key, record())]);
     let errors: Vec<String> = unreadable
         .iter()
-        .map(|(id, error)| format!("{} {:?} {:?}", id.container_id, error.code, error.kind))
+        .map(|(id, error)| format!("{} {} {:?}", id.container_id, error.code.0, error.kind))
         .collect();
     assert_eq!(
         errors,
         [
-            "directory State Other",
-            "fifo State Other",
-            "garbage State Other",
-            "half State Incomplete",
-            "link State Other",
-            "newer State Other",
+            "directory 105 Other",
+            "fifo 105 Other",
+            "garbage 105 Other",
+            "half 105 Incomplete",
+            "link 105 Other",
+            "newer 105 Other",
         ]
     );
 }
