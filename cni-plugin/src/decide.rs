@@ -195,7 +195,7 @@ fn part(network: &Config, facts: &Facts<'_>, nic: &Nic, rail: Option<u32>) -> Re
                 index: *index,
                 slots,
                 may_lack_carrier: facts.policy.allow.inactive_partitions,
-                warning: fits::lacks_carrier(network, *kind, parent),
+                warning: fits::lacks_carrier(network, *kind, parent, &facts.ifname),
             }))
         }
         Found::RdmaOnly(only) => Part::RdmaOnly(RdmaOnly {

@@ -40,6 +40,9 @@ pub(crate) struct OwnNics {
     _lock: Option<Lock>,
     /// By NIC, the name that it is to have on the host, where it has another one at present.
     pub true_names: Vec<Option<Name>>,
+    /// Records that were kept for the repair of one of them, which this attachment does: they go once it
+    /// has the NIC.
+    pub repairs: Vec<Key>,
 }
 
 impl OwnNics {
@@ -77,9 +80,13 @@ impl OwnNics {
                     Some((key, record, moved))
                         if moved.returned.is_none() && living(&record)?.is_some() =>
                     {
-                        in_use = Some((key, record, moved));
+                        in_use = in_use.or(Some((key, record, moved)));
                     }
-                    Some((_, record, moved)) => true_name = moved.reclaim(node, &record)?,
+                    Some((key, record, moved)) => {
+                        true_name = moved.reclaim(node, &record)?;
+                        let is_repair = record.is_returned() && record.parts.len() == 1;
+                        own.repairs.extend(is_repair.then_some(key));
+                    }
                     None => {}
                 }
                 own.true_names.push(true_name);

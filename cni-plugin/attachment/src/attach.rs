@@ -121,11 +121,14 @@ fn check_carriers(node: &Node, record: &Record, links: &[Option<Link>]) -> Resul
             }
             continue;
         }
-        let why = warning.unwrap_or(
-            "the port is not active, or the subnet manager has not made the broadcast group of its \
-             partition; ibstat shows the port",
+        let warning = warning.map_or_else(
+            || {
+                let why = "the port is not active, or the subnet manager has not made the broadcast \
+                           group of its partition; ibstat shows the port";
+                format!("{} has no carrier: {why}", link.name)
+            },
+            str::to_owned,
         );
-        let warning = format!("{} has no carrier: {why}", link.name);
         if child.is_some_and(|child| !child.may_lack_carrier) {
             return Err(Error::new(Code::TryAgain, warning).with_details(format!(
                 "to start pods before the partition is active, set allow.inactivePartitions in {}",

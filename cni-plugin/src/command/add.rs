@@ -156,6 +156,9 @@ fn add(
     let record = recorded.insert(record);
 
     let links = attach(node, &call.key, record, pod, inside, kept)?;
+    for repair in &own.repairs {
+        node.journal.forget(repair)?;
+    }
 
     let of_part = record.parts.iter().zip(given).zip(links);
     let made = Made {

@@ -40,18 +40,24 @@ pub(super) fn fits(config: &Config, nic: &Nic, facts: &Facts<'_>) -> Result<(), 
 }
 
 /// Why a child will have no carrier, where that is known.
-pub(super) fn lacks_carrier(config: &Config, kind: ChildKind, parent: &HostLink) -> Option<String> {
-    if !parent.link.is_up() {
-        let name = &parent.link.name;
-        return Some(format!(
-            "{name} is down on the host: ip link set {name} up, or linkUp in its pool"
-        ));
-    }
-    let refused = match kind {
-        ChildKind::Ipoib => is_member(parent, partition(config, parent)).err()?,
+pub(super) fn lacks_carrier(
+    config: &Config,
+    kind: ChildKind,
+    parent: &HostLink,
+    ifname: &str,
+) -> Option<String> {
+    let why = match kind {
+        _ if !parent.link.is_up() => {
+            let name = &parent.link.name;
+            format!("{name} is down on the host: ip link set {name} up, or linkUp in its pool")
+        }
+        ChildKind::Ipoib => is_member(parent, partition(config, parent))
+            .err()?
+            .msg
+            .clone(),
         ChildKind::Macvlan | ChildKind::Ipvlan => return None,
     };
-    Some(refused.msg.clone())
+    Some(format!("{ifname} has no carrier: {why}"))
 }
 
 /// Refuses IPv6 on an interface whose MTU is too small for it. `given` says whether an

@@ -426,12 +426,8 @@ fn every_error_code_is_explained() -> Result<()> {
         .filter_map(|line| line.split('|').nth(1))
         .flat_map(|cell| cell.split(',').filter_map(|code| code.trim().parse().ok()))
         .collect();
-    let (_, list) = source.split_once("const CODES").context("no list")?;
-    let list = list.split("];").next().unwrap_or_default();
-    let codes = list
-        .split('(')
-        .skip(1)
-        .filter_map(|part| part.split(',').next()?.trim().parse::<u32>().ok());
+    let codes = source.split("Code = Code(").skip(1);
+    let codes = codes.filter_map(|part| part.split(')').next()?.parse::<u32>().ok());
     let codes: BTreeSet<u32> = codes.collect();
     ensure!(codes.len() > 10, "{codes:?}");
     let missing: Vec<_> = codes.difference(&explained).collect();

@@ -74,7 +74,7 @@ cases! {
     );
     a_netdev_without_hca_is_not_the_units: Macvlan => another_hca(
         &json!({"attach": "macvlan", "deviceID": "0000:3b:00.0_3e71787e_1", "master": "plain"}),
-        &["plain", "no HCA", PCI],
+        &["plain", "does not belong to an HCA", PCI],
     );
     a_unit_that_is_not_on_this_host_is_refused: Macvlan => another_hca(
         &json!({"attach": "macvlan", "deviceID": "0000:99:00.0_3e71787e_1", "master": "nic0"}),
@@ -118,7 +118,7 @@ cases! {
     a_rail_without_a_range_is_refused: Macvlan => of_rails(
         &json!({"nic1": 7}),
         &json!({"attach": "macvlan", "deviceID": "0000:3c:00.0_3e71787e_1", "rail": 7}),
-        Err((INVALID_NETWORK, &["rail 7", "nic1"])),
+        Err((INVALID_NETWORK, &["rail 7"])),
     );
     an_exclusive_nic_is_no_master_for_another_pod: Macvlan => exclusive_master();
     exclusive_nics_that_cannot_be_read_are_no_masters: Macvlan => exclusive_unknown();

@@ -236,7 +236,7 @@ impl Vf {
         Ok(found.map(|(_, reported)| Vf {
             pf: pf.to_string(),
             number,
-            before: VfSettings::of(&reported),
+            before: VfSettings::of(&reported.unwrap_or_default()),
             set: VfSettings::default(),
             driver,
         }))
@@ -420,8 +420,7 @@ impl Vf {
             return Ok(None);
         };
         let found = netdev_of(host, socket, pf, self.number)?;
-        let found = found.filter(|(_, reported)| !reported.is_empty());
-        Ok(found.map(|(pf, reported)| (pf, VfSettings::of(&reported))))
+        Ok(found.and_then(|(pf, reported)| Some((pf, VfSettings::of(&reported?)))))
     }
 
     fn set(
@@ -470,13 +469,13 @@ fn netdev_of(
     socket: &mut Socket,
     pf: PciAddress,
     number: u32,
-) -> netlink::Result<Option<(Link, Vec<VfInfo>)>> {
+) -> netlink::Result<Option<(Link, Option<Vec<VfInfo>>)>> {
     let occupants = lookup::on_pci(host, pf);
     let mut first = None;
     for netdev in occupants.into_iter().flat_map(|found| found.netdevs) {
         if let Some(link) = link::get(socket, By::Name(netdev.name.as_bytes()))? {
-            let properties = link::vf_properties(socket, link.index, number)?.unwrap_or_default();
-            if !properties.is_empty() {
+            let properties = link::vf_properties(socket, link.index, number)?;
+            if properties.as_ref().is_some_and(|all| !all.is_empty()) {
                 return Ok(Some((link, properties)));
             }
             first = first.or(Some((link, properties)));
