@@ -40,9 +40,8 @@ pub(crate) struct OwnNics {
     _lock: Option<Lock>,
     /// By NIC, the name that it is to have on the host, where it has another one at present.
     pub true_names: Vec<Option<Name>>,
-    /// Records that were kept for the repair of one of them, which this attachment does: they go once it
-    /// has the NIC.
-    pub repairs: Vec<Key>,
+    /// Records that have nothing else to undo: they go once this attachment has the NIC.
+    pub ended: Vec<Key>,
 }
 
 impl OwnNics {
@@ -84,8 +83,10 @@ impl OwnNics {
                     }
                     Some((key, record, moved)) => {
                         true_name = moved.reclaim(node, &record)?;
-                        let is_repair = record.is_returned() && record.parts.len() == 1;
-                        own.repairs.extend(is_repair.then_some(key));
+                        let is_all = record.parts.len() == 1
+                            && record.ipam.is_none()
+                            && record.slots().next().is_none();
+                        own.ended.extend(is_all.then_some(key));
                     }
                     None => {}
                 }

@@ -156,8 +156,8 @@ fn add(
     let record = recorded.insert(record);
 
     let links = attach(node, &call.key, record, pod, inside, kept)?;
-    for repair in &own.repairs {
-        node.journal.forget(repair)?;
+    for ended in &own.ended {
+        node.journal.forget(ended)?;
     }
 
     let of_part = record.parts.iter().zip(given).zip(links);
