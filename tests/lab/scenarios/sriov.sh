@@ -69,7 +69,7 @@ refuses "nor VLANs of 802.1ad" '802.1ad: .*not supported' \
 	cni rdma-netdev ADD pod0 pod0 net1 "$(with '{"vlan": 100, "vlanProto": "802.1ad"}')"
 as_before "what was set before is restored" "$before" whole_state
 check "the VF gets its settings" cni rdma-netdev ADD pod0 pod0 net1 "$(with "$settings")"
-attached=$(with "$settings" | jq -c --argjson result "$checked" '. + {prevResult: $result}')
+attached=$(with "$settings" | jq -c --argjson result "$(grep '^{' <<<"$checked")" '. + {prevResult: $result}')
 contains "its PF says so" \
 	'02:00:00:00:00:21.*vlan 100, qos 3.*tx rate 500.*spoof checking on.*trust off' "$(vf0)"
 equal "the pod has the MAC address" 02:00:00:00:00:21 "$(ip netns exec pod0 cat /sys/class/net/net1/address)"

@@ -472,12 +472,15 @@ fn fsck_puts_right_what_can_be() {
         (Some(1), 5),
         "{found:?}"
     );
-    let repaired = place.admin(&["fsck", "--repair", "--min-age", "0", "--json"]);
-    assert_eq!(
-        (repaired.status, &repaired.document["repaired"]),
-        (Some(1), &json!(4)),
-        "{repaired:?}"
-    );
+    // A repair changes the times of what has its inode by another name: where a second ends
+    // meanwhile, that is for the next run.
+    let mut repaired = 0;
+    for _ in 0..3 {
+        let run = place.admin(&["fsck", "--repair", "--min-age", "0", "--json"]);
+        assert_eq!(run.status, Some(1), "{run:?}");
+        repaired += run.document["repaired"].as_u64().unwrap();
+    }
+    assert_eq!(repaired, 4);
     assert!(
         place.store().join("stray").exists(),
         "fsck removed what it does not know"
