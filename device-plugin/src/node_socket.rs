@@ -51,10 +51,7 @@ impl Answers for Units {
                 Ok(Answer::PodUnits(units))
             }
             Question::Status(_) => {
-                let bindings = self.binder.bindings().await;
-                let report = self.reports.borrow();
-                let status = report.status(bindings.as_ref().unwrap_or(&report.bindings));
-                Ok(Answer::Status(Box::new(status)))
+                Ok(Answer::Status(Box::new(self.reports.borrow().status())))
             }
             Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),
             Question::Commit(question) => self.binder.commit(question).await.map(Answer::Committed),

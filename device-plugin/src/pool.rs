@@ -136,6 +136,8 @@ pub struct Node {
     pub cdi_obstacle: Option<String>,
     /// HCAs whose netdev returned from a pod that left a child on it, and what is to be said of it.
     pub children: BTreeMap<HcaId, String>,
+    /// HCAs that no pod holds, and the process of an ended pod that uses each.
+    pub in_use: BTreeMap<HcaId, String>,
 }
 
 /// The same on a node where more is known than its hardware.
@@ -351,9 +353,12 @@ fn member(pool: &PoolConfig, hca: &Arc<Candidate>, seen: &HostSnapshot, node: &N
         hca: hca.clone(),
         nodes,
         slots: 0,
-        health: match node.children.get(&hca.id) {
-            Some(left) => Health::Unhealthy(UnhealthyReason::Child(left.clone())),
-            None => health(pool, hca, seen, lacking),
+        health: match (node.children.get(&hca.id), node.in_use.get(&hca.id)) {
+            (Some(left), _) => Health::Unhealthy(UnhealthyReason::Child(left.clone())),
+            (None, Some(process)) if !pool.sharing.is_shared() => {
+                Health::Unhealthy(UnhealthyReason::InUse(process.clone()))
+            }
+            _ => health(pool, hca, seen, lacking),
         },
     }
 }

@@ -106,6 +106,7 @@ impl PoolStates {
             held,
             cdi_obstacle: self.cdi_obstacle.clone(),
             children: self.children.clone(),
+            in_use: self.bindings.in_use.clone(),
         };
         let mut pools = pool::assemble_on(config, &candidates, seen, &self.snapshots, &node);
         self.forget_removed_functions(&mut pools.snapshots, &candidates, now);
@@ -236,13 +237,6 @@ impl PoolStates {
     /// The kubelet was sent the pools as they are now.
     pub(crate) fn sent(&mut self, now: Instant) {
         self.offers.sent(now);
-    }
-
-    /// Takes note of slots that are bound.
-    pub(crate) fn set_bindings(&mut self, bindings: Bindings) {
-        if *self.bindings != bindings {
-            self.bindings = Arc::new(bindings);
-        }
     }
 
     /// Forgets pools whose configuration changed: what they consisted of says nothing about what

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use hca::NetnsMode;
+use hca::{HcaId, NetnsMode};
 use node_server::socket::{self, NodeSocket};
 use node_wire::status::{
     ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnits, PoolStatus, SocketStatus, UnitCounts,
@@ -13,7 +13,7 @@ use node_wire::status::{
 use tokio::sync::watch;
 
 use crate::binding::store::{Binding, Bindings};
-use crate::binding::{alignment, evidence};
+use crate::binding::alignment;
 use crate::config::last_good::REJECTED;
 use crate::config::{ResourceName, TopologyConfig};
 use crate::events::Trigger;
@@ -200,10 +200,22 @@ impl Report {
         }
     }
 
-    /// The report as it is answered, with the bindings as they are.
-    pub(crate) fn status(&self, bindings: &Bindings) -> DaemonStatus {
-        let held = self.allocated.as_deref();
-        let binding = |one: &Binding| one.status(evidence::ended(one, bindings, held));
+    /// HCAs of pools that give them to one pod alone, by RDMA device.
+    pub(crate) fn exclusive_hcas(&self) -> BTreeMap<String, HcaId> {
+        let pools = self.pools.iter().filter_map(|pool| pool.snapshot.as_ref());
+        let exclusive = pools.filter(|snapshot| !snapshot.pool().sharing.is_shared());
+        let members = exclusive.flat_map(|snapshot| snapshot.members());
+        let devices = members.flat_map(|member| {
+            let names = member.hca.rdma_names().into_iter();
+            names.map(|name| (name.to_owned(), member.hca.id.clone()))
+        });
+        devices.collect()
+    }
+
+    /// The report as it is answered.
+    pub(crate) fn status(&self) -> DaemonStatus {
+        let bindings = &*self.bindings;
+        let binding = |one: &Binding| one.status(bindings.ended.get(&one.hca).copied());
         DaemonStatus {
             program_version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),

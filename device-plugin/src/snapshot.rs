@@ -100,6 +100,8 @@ pub enum UnhealthyReason {
     Handover(String),
     /// Its netdev returned from a pod that left a child on it.
     Child(String),
+    /// A process of an ended pod uses it.
+    InUse(String),
 }
 
 impl fmt::Display for UnhealthyReason {
@@ -116,6 +118,7 @@ impl fmt::Display for UnhealthyReason {
             | UnhealthyReason::Overlap(reason)
             | UnhealthyReason::Handover(reason)
             | UnhealthyReason::Child(reason)
+            | UnhealthyReason::InUse(reason)
             | UnhealthyReason::NetnsMode(reason) => formatter.write_str(reason),
         }
     }

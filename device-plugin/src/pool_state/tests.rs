@@ -665,7 +665,7 @@ fn what_was_bound_late_is_no_unit_of_the_pool_without_late_binding() {
         let mut bindings = Bindings::default();
         bindings.all.insert(hca, binding);
         let mut pool_states = PoolStates::default();
-        pool_states.set_bindings(bindings);
+        pool_states.bindings = Arc::new(bindings);
         let config = config(&format!("{words}, select: {{ functions: [pf] }}"));
         pool_states.update(&config, &node.scan(), Instant::now());
         pool_states.snapshots[0].members().len()

@@ -32,11 +32,13 @@ use tokio::time::Interval;
 use tracing::Level;
 
 use super::settings::Settings;
+use crate::binding::store::Bindings;
 use crate::candidate::memory::Memory;
 use crate::config::Config;
 use crate::config::last_good::{Kept, REJECTED, Start};
 use crate::deliver::device_info;
 use crate::events::{Trigger, Triggers};
+use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::Waiting;
 use crate::links::Links;
@@ -65,6 +67,8 @@ pub(super) struct Known {
     pub(super) ask: Arc<Notify>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
+    /// Which slot is which HCA; none until that was read.
+    pub(super) bindings: watch::Receiver<Option<Arc<Bindings>>>,
     /// How the node's socket is doing.
     pub(super) node_socket: NodeSocket,
     /// Asks the kubelet who holds what.
@@ -79,7 +83,6 @@ struct LoopReaders {
     /// The reads that were logged as late.
     logged: Vec<Late>,
     configuration: Reader,
-    bindings: Reader,
     cdi: Reader,
     leftovers: Reader,
     links: Reader,
@@ -90,7 +93,6 @@ impl LoopReaders {
         let file = |thread, what: &str| all.reader(thread, what, FILE_TIMEOUT);
         Self {
             configuration: file("configuration", "the configuration"),
-            bindings: file("bindings", "the list of bindings"),
             cdi: file(
                 "cdi",
                 &format!("the work in {}", settings.paths.cdi_dir.display()),
@@ -128,6 +130,8 @@ struct Scans {
     last: Instant,
     /// What hung when it started.
     hung: Vec<Hung>,
+    /// What the last one saw.
+    seen: Option<HostSnapshot>,
     /// When to scan again because a port will have been up or down for long enough.
     due: Option<Instant>,
     netns_mode: Option<hca::NetnsMode>,
@@ -145,6 +149,7 @@ impl Scans {
             waiting_next: Vec::new(),
             last: started,
             hung: Vec::new(),
+            seen: None,
             due: None,
             netns_mode: None,
             faults: Vec::new(),
@@ -305,7 +310,8 @@ impl Daemon {
                     // What was too new to be removed is not any more by then.
                     let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;
                     tidy = Some(tokio::time::Instant::now() + later);
-                    Trigger::Pods
+                    self.replan().await;
+                    continue;
                 }
                 Ok(()) = self.known.found.changed() => {
                     let children = self.known.found.borrow().children.clone();
@@ -315,6 +321,10 @@ impl Daemon {
                     }
                     self.pool_states.children = children;
                     Trigger::Child
+                }
+                Ok(()) = self.known.bindings.changed() => {
+                    self.replan().await;
+                    continue;
                 }
                 Some(()) = self.sessions.ended() => continue,
                 Some(_) = services.join_next() => {

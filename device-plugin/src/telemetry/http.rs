@@ -57,7 +57,7 @@ impl Pages for ReportPages {
             _ if in_full => Page {
                 status: 200,
                 kind: "application/json",
-                body: format!("{:#}\n", versioned(json!(report.status(&report.bindings)))),
+                body: format!("{:#}\n", versioned(json!(report.status()))),
             },
             _ => Page::text(
                 403,

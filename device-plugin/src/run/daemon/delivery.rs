@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Daemon;
-use crate::binding::places::directory_obstacle;
+use crate::binding::slot_specification::directory_obstacle;
 use crate::config::{Delivery, PoolConfig, Sharing};
 use crate::deliver::{cdi, device_info};
 use crate::snapshot::Snapshot;
@@ -15,30 +15,19 @@ fn is_by_pool_file(snapshot: &Snapshot) -> bool {
 }
 
 impl Daemon {
-    /// The bindings of slots, and whether their CDI files can be written, before each scan is taken
-    /// in.
-    pub(super) async fn read_bindings(&mut self) {
+    /// Whether CDI files of slots can be written, before each scan is taken in.
+    pub(super) async fn read_cdi_obstacle(&mut self) {
         let paths = self.settings.paths.clone();
         let is_late = |pool: &PoolConfig| matches!(pool.sharing, Sharing::Late(_));
         let has_late_pool = self.config.pools.iter().any(is_late);
-        let read = self.readers.bindings.run(move || {
-            let obstacle = has_late_pool.then(|| {
+        let read = self.readers.cdi.run(move || {
+            has_late_pool.then(|| {
                 hca::host::show(&paths.cdi_dir);
                 directory_obstacle(&paths.cdi_dir)
-            });
-            (obstacle.flatten(), paths.store().read())
+            })
         });
-        self.pool_states.bindings_unread = true;
-        let Ok((obstacle, bindings)) = read.await else {
-            return;
-        };
-        self.pool_states.cdi_obstacle = obstacle;
-        self.pool_states.bindings_unread = bindings.is_err();
-        match bindings {
-            Ok(bindings) => self.pool_states.set_bindings(bindings),
-            Err(error) => {
-                tracing::error!(%error, "cannot read the bindings of slots; what was known stays in force")
-            }
+        if let Ok(obstacle) = read.await {
+            self.pool_states.cdi_obstacle = obstacle.flatten();
         }
     }
 

@@ -157,7 +157,10 @@ impl Daemon {
             Ok(seen) => {
                 self.scans.counts.error = None;
                 self.scans.counts.done = true;
+                self.read_cdi_obstacle().await;
                 self.take_in(&seen, now).await;
+                self.set_links_up(&seen).await;
+                self.scans.seen = Some(seen);
                 Ok(())
             }
             Err(error) => {
@@ -185,6 +188,15 @@ impl Daemon {
         self.scans.due = waiting.next().map(|_| Instant::now() + GATE_INTERVAL);
     }
 
+    /// Takes in what is not about the host, by what the last scan saw.
+    pub(super) async fn replan(&mut self) {
+        if let Some(seen) = self.scans.seen.take() {
+            self.take_in(&seen, Instant::now()).await;
+            self.scans.seen = Some(seen);
+        }
+        self.publish();
+    }
+
     async fn take_in(&mut self, seen: &HostSnapshot, now: Instant) {
         self.scans.netns_mode = seen.inventory.netns_mode;
         let netdevs = seen.inventory.netdevs.iter();
@@ -192,10 +204,11 @@ impl Daemon {
         self.watched.send_replace(indexes);
         self.take_newest_allocated();
         self.pool_states.allocated.clone_from(&self.allocated);
-        self.read_bindings().await;
+        let bindings = self.known.bindings.borrow_and_update().clone();
+        self.pool_states.bindings_unread = bindings.is_none();
+        self.pool_states.bindings = bindings.unwrap_or_default();
         self.scans.due = self.pool_states.update(&self.config, seen, now);
         self.scans.faults.clone_from(&seen.faults);
-        self.set_links_up(seen).await;
         self.write_state_files().await;
         let ready = self.write_specifications().await;
         self.sessions.show(&ready);
