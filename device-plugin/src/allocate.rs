@@ -27,7 +27,7 @@ pub(crate) fn allocate(
         let usable = match found {
             Unit::Member(member) => usable(snapshot, id, std::slice::from_ref(member))?,
             Unit::Slot(slot) => {
-                if let Some(reason) = slot.health.reason() {
+                if let Some(reason) = slot.health.worst() {
                     return Err(unusable(snapshot, id, reason));
                 }
                 slots.push(id);
@@ -66,7 +66,7 @@ fn usable<'s>(
         return Ok(healthy);
     }
     let reasons = members.iter().filter_map(|member| {
-        let reason = member.health.reason()?;
+        let reason = member.health.worst()?;
         Some(format!("{}: {reason}", member.hca.id))
     });
     let reasons: Vec<String> = reasons.collect();
