@@ -1,5 +1,8 @@
 //! What a container gets for the units it was given: a pure function of the snapshot.
 
+use std::collections::HashSet;
+
+use hca::HcaId;
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tonic::Status;
 
@@ -16,6 +19,7 @@ pub(crate) fn allocate(
     ids: &[String],
 ) -> Result<ContainerAllocateResponse, Status> {
     let mut members: Vec<&Member> = Vec::new();
+    let mut chosen: HashSet<&HcaId> = HashSet::new();
     let mut slots: Vec<&String> = Vec::new();
     for id in ids {
         let found = snapshot.unit(id).ok_or_else(|| {
@@ -43,11 +47,8 @@ pub(crate) fn allocate(
                     .collect()
             }
         };
-        for member in usable {
-            if !members.iter().any(|known| known.hca.id == member.hca.id) {
-                members.push(member);
-            }
-        }
+        let usable = usable.into_iter();
+        members.extend(usable.filter(|member| chosen.insert(&member.hca.id)));
     }
     if snapshot.late().is_some() {
         return Ok(slot_specification::response(&slots));
