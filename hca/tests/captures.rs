@@ -19,7 +19,11 @@ fn captured(name: &str) -> (tempfile::TempDir, Tree, Inventory) {
             let Some(netdev) = &port.netdev else { continue };
             let found = hca::lookup::hardware_of_netdev(&tree.host(), netdev).unwrap();
             let own = |one: &PortId| (&one.device, one.port) == (&device.name, port.number);
-            assert!(found.ports.iter().any(own), "{} is not on {netdev}", device.name);
+            assert!(
+                found.ports.iter().any(own),
+                "{} is not on {netdev}",
+                device.name
+            );
         }
     }
     (directory, tree, inventory)

@@ -260,7 +260,7 @@ fn choose(
 /// Why a pod cannot be bound to an HCA.
 fn unusable(member: &Member, owner: &Owner<'_>) -> String {
     let hca = &member.hca.id;
-    match (owner, member.health.reason()) {
+    match (owner, member.health.worst()) {
         (owner, _) if !owner.is_free() => format!("{hca}: {owner}"),
         (_, Some(reason)) => format!("{hca}: {reason}"),
         (_, None) => format!("{hca}: it is in another network namespace"),

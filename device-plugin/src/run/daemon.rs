@@ -1,14 +1,14 @@
 //! The loop that owns what changes.
 //!
 //! ```text
-//!   start, timer, event, pods, port due, container, SIGHUP, other configuration
-//!                      │ want(reason)
-//!                      ▼
-//!   idle ───────▶ scanning ──────── ended ───────▶ take in: bindings, pools, linkUp,
-//!    ▲              │    ▲                         files of the node, CDI files, sessions
-//!    │              │    └─ hangs at one object: scan again without it
-//!    │              └ late: who waits gets the reason             │
-//!    └──────────────── another scan if wanted ◀───── publish, answer who waits
+//!   start, timer, event, container, SIGHUP, other configuration      pods, binding, child, port due
+//!                      │ want(reason)                                        │
+//!                      ▼                                                     ▼
+//!   idle ───────▶ scanning ──────── ended ─────▶ host = scan ───────────▶ replan: plan(), then act:
+//!    ▲              │    ▲                                                files of the node, CDI files,
+//!    │              │    └─ hangs at one object: scan again without it    sessions, linkUp
+//!    │              └ late: who waits gets the reason                        │
+//!    └──────────────── another scan if wanted ◀───────────── publish, answer who waits
 //!
 //!   SIGTERM, or a task that ended ──▶ who waits is answered, sessions end
 //! ```
@@ -44,7 +44,7 @@ use crate::kubelet::service::Waiting;
 use crate::links::Links;
 use crate::node_socket::NodeSocket;
 use crate::node_socket::pods::{self, Pods};
-use crate::pool_state::PoolStates;
+use crate::plan::{History, Plan, World};
 use crate::reader::{Late, Reader, Readers};
 use crate::reclaim::Counts;
 use crate::remarks::Said;
@@ -130,13 +130,6 @@ struct Scans {
     last: Instant,
     /// What hung when it started.
     hung: Vec<Hung>,
-    /// What the last one saw.
-    seen: Option<HostSnapshot>,
-    /// When to scan again because a port will have been up or down for long enough.
-    due: Option<Instant>,
-    netns_mode: Option<hca::NetnsMode>,
-    /// What could not be read at the last scan, beside RDMA devices.
-    faults: Vec<String>,
 }
 
 impl Scans {
@@ -149,10 +142,6 @@ impl Scans {
             waiting_next: Vec::new(),
             last: started,
             hung: Vec::new(),
-            seen: None,
-            due: None,
-            netns_mode: None,
-            faults: Vec::new(),
         }
     }
 }
@@ -164,7 +153,11 @@ pub(super) struct Daemon {
     config: Config,
     config_file: ConfigFile,
     scans: Scans,
-    pool_states: PoolStates,
+    /// The last scan.
+    host: Option<Arc<HostSnapshot>>,
+    world: World,
+    history: History,
+    plan: Plan,
     sessions: Sessions,
     /// Interface indexes whose link changes matter.
     watched: watch::Sender<BTreeSet<u32>>,
@@ -173,7 +166,6 @@ pub(super) struct Daemon {
     /// Files for the CNI plugin and the next daemon.
     files: StateFiles,
     known: Known,
-    allocated: Option<Arc<AllocatedUnits>>,
     readers: LoopReaders,
     /// When the loop turned last.
     turned: watch::Sender<Instant>,
@@ -225,13 +217,18 @@ impl Daemon {
             config,
             config_file,
             scans: Scans::new(started),
-            pool_states: PoolStates::new(memory),
+            host: None,
+            world: World {
+                allocated,
+                ..World::default()
+            },
+            history: History::new(memory),
+            plan: Plan::default(),
             sessions,
             watched,
             node_watch: Watch::default(),
             links: Links::default(),
             files,
-            allocated,
             known,
             turned: watch::Sender::new(started),
             said: Said::default(),
@@ -267,6 +264,7 @@ impl Daemon {
         let ended = loop {
             self.turned.send_replace(Instant::now());
             let late = self.scans.current.as_ref().and_then(Scan::deadline);
+            let due = self.due();
             let reason = tokio::select! {
                 signal = signals.next() => match signal {
                     Some(signal) => {
@@ -299,38 +297,35 @@ impl Daemon {
                     self.tidy();
                     continue;
                 }
-                // Set anew by the scan that it asks for.
-                () = until(self.scans.due.map(Into::into)) => {
-                    self.scans.due = None;
-                    Trigger::Damping
-                }
+                () = until(due.map(Into::into)) => self.reason_due(),
                 () = tick(&mut rescan) => Trigger::Timer,
                 Ok(()) = self.known.held.changed() => {
                     self.tidy();
                     // What was too new to be removed is not any more by then.
                     let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;
                     tidy = Some(tokio::time::Instant::now() + later);
-                    self.replan().await;
-                    continue;
+                    Trigger::Pods
                 }
                 Ok(()) = self.known.found.changed() => {
                     let children = self.known.found.borrow().children.clone();
-                    if children == self.pool_states.children {
+                    if children == self.world.children {
                         self.publish();
                         continue;
                     }
-                    self.pool_states.children = children;
+                    self.world.children = children;
                     Trigger::Child
                 }
-                Ok(()) = self.known.bindings.changed() => {
-                    self.replan().await;
-                    continue;
-                }
+                Ok(()) = self.known.bindings.changed() => Trigger::Binding,
                 Some(()) = self.sessions.ended() => continue,
                 Some(_) = services.join_next() => {
                     break Err(anyhow::anyhow!("a task of the daemon ended by itself"));
                 }
             };
+            if !reason.is_of_host() {
+                self.replan().await;
+                self.publish();
+                continue;
+            }
             let asked_for = matches!(reason, Trigger::Configuration | Trigger::Signal);
             let changed = self.watch_configuration(triggers).await;
             if (asked_for || changed) && self.reload().await {
@@ -354,11 +349,12 @@ impl Daemon {
     fn publish(&mut self) {
         let pools = self.config.pools.iter();
         let pools = pools.filter_map(|pool| self.sessions.report(&pool.resource));
-        let excluded = &self.pool_states.excluded;
+        let excluded = &self.plan.excluded;
+        let host = self.host.as_deref();
         let remarks = [
-            self.pool_states.remarks.as_slice(),
+            self.plan.remarks.as_slice(),
             self.links.faults(),
-            &self.scans.faults,
+            host.map_or(&[], |host| &host.faults),
             &self.files.faults(),
         ]
         .concat();
@@ -371,17 +367,17 @@ impl Daemon {
             started: self.started,
             config: self.config_file.state.clone(),
             scans: self.scans.counts.clone(),
-            netns_mode: self.scans.netns_mode,
+            netns_mode: host.and_then(|host| host.inventory.netns_mode),
             pools: pools.collect(),
             excluded: excluded.iter().map(ToString::to_string).collect(),
             remarks,
-            transitions: self.pool_states.transitions.clone(),
-            allocated: self.allocated.clone(),
+            transitions: self.history.transitions.clone(),
+            allocated: self.world.allocated.clone(),
             reclaim: self.known.found.borrow().clone(),
             node_socket: self.known.node_socket.clone(),
             readers: self.readers.all.clone(),
             topology: self.config.topology.clone(),
-            bindings: self.pool_states.bindings.clone(),
+            bindings: self.world.bindings.clone(),
         }));
     }
 }

@@ -172,7 +172,7 @@ fn a_refusal_names_who_has_each_hca() {
     let running = node.bindings.all.keys().cloned().collect();
     let mut snapshot = Snapshot::clone(&node.snapshot);
     snapshot.members_mut()[7].health =
-        Health::Unhealthy(UnhealthyReason::Port("no active port".into()));
+        Health::from([UnhealthyReason::Port("no active port".into())]);
     node.snapshot = Arc::new(snapshot);
     let refused = node.plan(1, &running).unwrap_err();
     let text = refused.failure.message;

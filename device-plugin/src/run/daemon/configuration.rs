@@ -56,8 +56,8 @@ impl Daemon {
         let asked = self.known.pods.allocated(HOLDINGS_TIMEOUT);
         // The kubelet's checkpoint may be on a disk that does not answer.
         if let Ok(Ok(allocated)) = timeout(2 * HOLDINGS_TIMEOUT, asked).await {
-            let allocated = allocated.with_names_of(self.allocated.as_deref());
-            self.allocated = Some(Arc::new(allocated));
+            let allocated = allocated.with_names_of(self.world.allocated.as_deref());
+            self.world.allocated = Some(Arc::new(allocated));
         }
         self.config_file.state.error = None;
         let old = std::mem::replace(&mut self.config, config);
@@ -69,7 +69,7 @@ impl Daemon {
                 .cloned()
         };
         let new = &self.config;
-        self.pool_states
+        self.history
             .keep_only(|name| pool(&old, name) == pool(new, name));
         self.sessions.follow(&self.config);
         self.config_file.state.format = self.config.format.to_string();
@@ -81,8 +81,8 @@ impl Daemon {
     /// counts, also if both say the same.
     pub(super) fn take_newest_allocated(&mut self) {
         let polled = self.known.held.borrow().clone();
-        let known = [polled, self.allocated.take()].into_iter().flatten();
-        self.allocated = known.max_by_key(|allocated| allocated.asked().at);
+        let known = [polled, self.world.allocated.take()].into_iter().flatten();
+        self.world.allocated = known.max_by_key(|allocated| allocated.asked().at);
     }
 
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link

@@ -15,8 +15,8 @@ fn is_by_pool_file(snapshot: &Snapshot) -> bool {
 }
 
 impl Daemon {
-    /// Whether CDI files of slots can be written, before each scan is taken in.
-    pub(super) async fn read_cdi_obstacle(&mut self) {
+    /// The bindings of slots, and whether their CDI files can be written.
+    pub(super) async fn read_bindings(&mut self) {
         let paths = self.settings.paths.clone();
         let is_late = |pool: &PoolConfig| matches!(pool.sharing, Sharing::Late(_));
         let has_late_pool = self.config.pools.iter().any(is_late);
@@ -27,14 +27,17 @@ impl Daemon {
             })
         });
         if let Ok(obstacle) = read.await {
-            self.pool_states.cdi_obstacle = obstacle.flatten();
+            self.world.cdi_obstacle = obstacle.flatten();
         }
+        let bindings = self.known.bindings.borrow_and_update().clone();
+        self.world.bindings_unread = bindings.is_none();
+        self.world.bindings = bindings.unwrap_or_default();
     }
 
     /// Puts CDI specifications in place, before the kubelet hears of the units in them. A pool
     /// whose specification cannot be written has nothing to give.
     pub(super) async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
-        let snapshots = self.pool_states.snapshots.clone();
+        let snapshots = self.plan.pools.clone();
         let directory = self.settings.paths.cdi_dir.clone();
         let write = move |snapshots: Vec<Arc<Snapshot>>| {
             hca::host::show(&directory);
@@ -74,7 +77,7 @@ impl Daemon {
     /// Removes what was put in place for units that no pod holds any more.
     pub(super) fn tidy(&mut self) {
         self.take_newest_allocated();
-        let Some(allocated) = self.allocated.clone() else {
+        let Some(allocated) = self.world.allocated.clone() else {
             return;
         };
         let asked = allocated.asked().time;
