@@ -38,7 +38,7 @@ use crate::reclaim;
 use crate::sessions::{Common, Sessions};
 use crate::state_files::StateFiles;
 use crate::telemetry::http::ReportPages;
-use daemon::{Daemon, Known, Signals};
+use daemon::{Daemon, Helpers, Inputs, Signals};
 pub(crate) use settings::Settings;
 
 /// How long the kubelet may take at the start to say who holds what.
@@ -163,15 +163,20 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         start,
         sessions,
         watched,
-        Known {
-            held: known.clone(),
-            ask,
-            found,
-            bindings: bindings.subscribe(),
-            node_socket,
-            pods: pods.clone(),
-            readers: readers.clone(),
-        },
+        (
+            Inputs {
+                heard,
+                held: known.clone(),
+                found,
+                bindings: bindings.subscribe(),
+            },
+            Helpers {
+                ask,
+                node_socket,
+                pods: pods.clone(),
+                readers: readers.clone(),
+            },
+        ),
         files,
         memory,
     );
@@ -206,7 +211,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         services.spawn(http::serve(address, details, pages, stop.clone()));
     }
     let ended = daemon
-        .run(&triggers, heard, asked.scans, &mut signals, &mut services)
+        .run(&triggers, asked.scans, &mut signals, &mut services)
         .await;
     stop.cancel();
     let over = async { while services.join_next().await.is_some() {} };
@@ -219,26 +224,20 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 /// Serves containers with slots that are about to start, until `stop`.
 async fn start_containers(
     binder: Arc<Binder>,
-    mut asked: mpsc::Receiver<Start>,
+    mut starts: mpsc::Receiver<Start>,
     stop: CancellationToken,
 ) {
-    let mut starts = JoinSet::new();
     loop {
         let start = tokio::select! {
             () = stop.cancelled() => return,
-            start = asked.recv() => start,
-            Some(_) = starts.join_next() => continue,
+            start = starts.recv() => start,
         };
         let Some(start) = start else {
             return stop.cancelled().await;
         };
-        let binder = binder.clone();
-        // One that waits for a pod that hangs keeps no other one waiting.
-        starts.spawn(async move {
-            let may = binder.start(start.resource.as_str(), &start.ids).await;
-            // The kubelet may have given up.
-            let _ = start.answer.send(may);
-        });
+        let may = binder.start(start.resource.as_str(), &start.ids).await;
+        // The kubelet may have given up.
+        let _ = start.answer.send(may);
     }
 }
 

@@ -28,7 +28,6 @@ use node_wire::status::ConfigurationStatus;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::Interval;
 use tracing::Level;
 
 use super::settings::Settings;
@@ -59,16 +58,46 @@ const PULSE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a turn of the loop waits for a file. What takes longer is as it was before.
 const FILE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What other tasks find out beside the scans of the host.
-pub(super) struct Known {
+/// What other tasks find out.
+pub(super) struct Inputs {
+    /// Events.
+    pub(super) heard: mpsc::Receiver<Trigger>,
     /// Who holds what.
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
-    /// Notified, that is found out soon.
-    pub(super) ask: Arc<Notify>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
     /// Which slot is which HCA; none until that was read.
     pub(super) bindings: watch::Receiver<Option<Arc<Bindings>>>,
+}
+
+impl Inputs {
+    /// Waits until one of them is new, and returns which. Can be dropped at any time.
+    async fn next(&mut self) -> Trigger {
+        tokio::select! {
+            Some(trigger) = self.heard.recv() => trigger,
+            Ok(()) = self.held.changed() => Trigger::Pods,
+            Ok(()) = self.found.changed() => Trigger::Child,
+            Ok(()) = self.bindings.changed() => Trigger::Binding,
+            else => std::future::pending().await,
+        }
+    }
+}
+
+/// What happens at a time of its own.
+#[derive(Debug, Clone, Copy)]
+enum Due {
+    Pulse,
+    LateScan,
+    Tidy,
+    Plan,
+    ScanOfPlan,
+    Rescan,
+}
+
+/// What other tasks do for the loop.
+pub(super) struct Helpers {
+    /// Notified, who holds what is asked soon.
+    pub(super) ask: Arc<Notify>,
     /// How the node's socket is doing.
     pub(super) node_socket: NodeSocket,
     /// Asks the kubelet who holds what.
@@ -165,7 +194,14 @@ pub(super) struct Daemon {
     links: Links,
     /// Files for the CNI plugin and the next daemon.
     files: StateFiles,
-    known: Known,
+    helpers: Helpers,
+    inputs: Inputs,
+    /// When the loop turns at the latest.
+    pulse: Instant,
+    /// When the host is scanned without an event.
+    rescan: Option<Instant>,
+    /// When files that no pod uses are removed.
+    tidy: Option<Instant>,
     readers: LoopReaders,
     /// When the loop turned last.
     turned: watch::Sender<Instant>,
@@ -179,11 +215,11 @@ impl Daemon {
         start: Start,
         mut sessions: Sessions,
         watched: watch::Sender<BTreeSet<u32>>,
-        known: Known,
+        (inputs, helpers): (Inputs, Helpers),
         files: StateFiles,
         memory: Memory,
     ) -> Self {
-        let readers = known.readers.clone();
+        let readers = helpers.readers.clone();
         let started = Instant::now();
         let Start {
             config,
@@ -207,8 +243,8 @@ impl Daemon {
             keep,
         };
         sessions.follow(&config);
-        let allocated = known.held.borrow().clone();
-        let node_socket = known.node_socket.clone();
+        let allocated = inputs.held.borrow().clone();
+        let node_socket = helpers.node_socket.clone();
         let report = Report::new(started, state, node_socket, readers.clone());
         let daemon = Self {
             readers: LoopReaders::new(readers, &settings),
@@ -229,7 +265,11 @@ impl Daemon {
             node_watch: Watch::default(),
             links: Links::default(),
             files,
-            known,
+            helpers,
+            inputs,
+            pulse: started,
+            rescan: None,
+            tidy: None,
             turned: watch::Sender::new(started),
             said: Said::default(),
             report: watch::Sender::new(Arc::new(report)),
@@ -247,93 +287,60 @@ impl Daemon {
         self.turned.subscribe()
     }
 
-    /// Scans whenever there is a reason to, until a signal or the end of a task.
+    /// Decides whenever there is a reason to, until a signal or the end of a task.
     pub(super) async fn run(
         mut self,
         triggers: &Triggers,
-        mut heard: mpsc::Receiver<Trigger>,
         mut asked: mpsc::Receiver<Waiting>,
         signals: &mut Signals,
         services: &mut JoinSet<()>,
     ) -> anyhow::Result<()> {
         self.watch_configuration(triggers).await;
+        self.rescan = after(self.config.rescan);
         self.want(Trigger::Start);
-        let mut rescan = interval(self.config.rescan);
-        let mut tidy = None;
-        let mut pulse = interval(Some(PULSE_INTERVAL));
         let ended = loop {
             self.turned.send_replace(Instant::now());
-            let late = self.scans.current.as_ref().and_then(Scan::deadline);
-            let due = self.due();
-            let reason = tokio::select! {
+            let (at, due) = self.next_due();
+            let trigger = tokio::select! {
                 signal = signals.next() => match signal {
                     Some(signal) => {
                         tracing::info!(signal, "stopping");
                         break Ok(());
                     }
-                    None => Trigger::Signal,
+                    None => Some(Trigger::Signal),
                 },
                 outcome = Scan::ended(&mut self.scans.current) => {
                     self.scan_ended(outcome, triggers).await;
-                    continue;
+                    None
                 }
-                () = until(late.map(Into::into)) => {
-                    self.look_at_scan();
-                    continue;
-                }
-                () = tick(&mut pulse) => {
-                    self.note_late_reads();
-                    self.files.compare();
-                    self.publish();
-                    continue;
-                }
-                Some(reason) = heard.recv() => self.gather(reason, &mut heard).await,
+                trigger = self.inputs.next() => self.heard(trigger).await,
+                () = tokio::time::sleep_until(at.into()) => self.turn(due),
                 Some(waiting) = asked.recv() => {
                     self.wait_for_scan(waiting);
-                    continue;
+                    None
                 }
-                () = until(tidy) => {
-                    tidy = None;
-                    self.tidy();
-                    continue;
-                }
-                () = until(due.map(Into::into)) => self.reason_due(),
-                () = tick(&mut rescan) => Trigger::Timer,
-                Ok(()) = self.known.held.changed() => {
-                    self.tidy();
-                    // What was too new to be removed is not any more by then.
-                    let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;
-                    tidy = Some(tokio::time::Instant::now() + later);
-                    Trigger::Pods
-                }
-                Ok(()) = self.known.found.changed() => {
-                    let children = self.known.found.borrow().children.clone();
-                    if children == self.world.children {
-                        self.publish();
-                        continue;
-                    }
-                    self.world.children = children;
-                    Trigger::Child
-                }
-                Ok(()) = self.known.bindings.changed() => Trigger::Binding,
-                Some(()) = self.sessions.ended() => continue,
+                Some(()) = self.sessions.ended() => None,
                 Some(_) = services.join_next() => {
                     break Err(anyhow::anyhow!("a task of the daemon ended by itself"));
                 }
             };
-            if !reason.is_of_host() {
-                self.replan().await;
-                self.publish();
-                continue;
+            match trigger {
+                Some(trigger) if trigger.is_of_host() => {
+                    let asked_for = matches!(trigger, Trigger::Configuration | Trigger::Signal);
+                    let changed = self.watch_configuration(triggers).await;
+                    if (asked_for || changed) && self.reload().await {
+                        self.rescan = after(self.config.rescan);
+                        // Once it is known what pods held when it changed.
+                        self.tidy = after(Some(pods::UP_TO_DATE_INTERVAL));
+                    }
+                    self.want(trigger);
+                }
+                Some(_) => {
+                    self.replan().await;
+                    self.publish();
+                }
+                None => {}
             }
-            let asked_for = matches!(reason, Trigger::Configuration | Trigger::Signal);
-            let changed = self.watch_configuration(triggers).await;
-            if (asked_for || changed) && self.reload().await {
-                rescan = interval(self.config.rescan);
-                // Once it is known what pods held when it changed.
-                tidy = Some(tokio::time::Instant::now() + pods::UP_TO_DATE_INTERVAL);
-            }
-            self.want(reason);
         };
         // Calls that wait for a scan end now; the scan itself cannot be ended.
         drop((
@@ -343,6 +350,81 @@ impl Daemon {
         drop(asked);
         self.sessions.end().await;
         ended
+    }
+
+    /// What happens next without anything new.
+    fn next_due(&self) -> (Instant, Due) {
+        let late = self.scans.current.as_ref().and_then(Scan::deadline);
+        let times = [
+            (late, Due::LateScan),
+            (self.tidy, Due::Tidy),
+            (self.plan.due, Due::Plan),
+            (self.plan.scan_due, Due::ScanOfPlan),
+            (self.rescan, Due::Rescan),
+        ];
+        let times = times.into_iter().filter_map(|(at, due)| Some((at?, due)));
+        let times = times.chain([(self.pulse, Due::Pulse)]);
+        times
+            .min_by_key(|(at, _)| *at)
+            .unwrap_or((self.pulse, Due::Pulse))
+    }
+
+    /// Does it, and returns why to decide anew, if so.
+    fn turn(&mut self, due: Due) -> Option<Trigger> {
+        match due {
+            Due::Pulse => {
+                self.pulse = Instant::now() + PULSE_INTERVAL;
+                self.note_late_reads();
+                self.files.compare();
+                self.publish();
+                None
+            }
+            Due::LateScan => {
+                self.look_at_scan();
+                None
+            }
+            Due::Tidy => {
+                self.tidy = None;
+                self.tidy();
+                None
+            }
+            // Both are set anew by what follows.
+            Due::Plan => {
+                self.plan.due = None;
+                Some(Trigger::Damping)
+            }
+            Due::ScanOfPlan => {
+                self.plan.scan_due = None;
+                Some(Trigger::Timer)
+            }
+            Due::Rescan => {
+                self.rescan = after(self.config.rescan);
+                Some(Trigger::Timer)
+            }
+        }
+    }
+
+    /// Takes in what is new, and returns why to decide anew, if so.
+    async fn heard(&mut self, trigger: Trigger) -> Option<Trigger> {
+        match trigger {
+            Trigger::Pods => {
+                self.tidy();
+                // What was too new to be removed is not any more by then.
+                let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;
+                self.tidy = after(Some(later));
+                Some(trigger)
+            }
+            Trigger::Child => {
+                let children = self.inputs.found.borrow().children.clone();
+                if children == self.world.children {
+                    self.publish();
+                    return None;
+                }
+                self.world.children = children;
+                Some(trigger)
+            }
+            _ => Some(self.gather(trigger).await),
+        }
     }
 
     /// Publishes the state, and logs the remarks that are new.
@@ -373,8 +455,8 @@ impl Daemon {
             remarks,
             transitions: self.history.transitions.clone(),
             allocated: self.world.allocated.clone(),
-            reclaim: self.known.found.borrow().clone(),
-            node_socket: self.known.node_socket.clone(),
+            reclaim: self.inputs.found.borrow().clone(),
+            node_socket: self.helpers.node_socket.clone(),
             readers: self.readers.all.clone(),
             topology: self.config.topology.clone(),
             bindings: self.world.bindings.clone(),
@@ -414,26 +496,7 @@ impl Signals {
     }
 }
 
-fn interval(every: Option<Duration>) -> Option<Interval> {
-    let every = every?;
-    let first = tokio::time::Instant::now().checked_add(every)?;
-    let mut ticks = tokio::time::interval_at(first, every);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    Some(ticks)
-}
-
-async fn tick(interval: &mut Option<Interval>) {
-    match interval {
-        Some(ticks) => {
-            ticks.tick().await;
-        }
-        None => std::future::pending().await,
-    }
-}
-
-async fn until(moment: Option<tokio::time::Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
-        None => std::future::pending().await,
-    }
+/// That long from now; never where the clock cannot hold it.
+fn after(time: Option<Duration>) -> Option<Instant> {
+    Instant::now().checked_add(time?)
 }

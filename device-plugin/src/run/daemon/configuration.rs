@@ -53,7 +53,7 @@ impl Daemon {
     /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
-        let asked = self.known.pods.allocated(HOLDINGS_TIMEOUT);
+        let asked = self.helpers.pods.allocated(HOLDINGS_TIMEOUT);
         // The kubelet's checkpoint may be on a disk that does not answer.
         if let Ok(Ok(allocated)) = timeout(2 * HOLDINGS_TIMEOUT, asked).await {
             let allocated = allocated.with_names_of(self.world.allocated.as_deref());
@@ -80,7 +80,7 @@ impl Daemon {
     /// Who holds what is asked every now and then, and for each changed configuration: the newer answer
     /// counts, also if both say the same.
     pub(super) fn take_newest_allocated(&mut self) {
-        let polled = self.known.held.borrow().clone();
+        let polled = self.inputs.held.borrow().clone();
         let known = [polled, self.world.allocated.take()].into_iter().flatten();
         self.world.allocated = known.max_by_key(|allocated| allocated.asked().at);
     }

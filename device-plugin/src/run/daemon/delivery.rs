@@ -29,7 +29,7 @@ impl Daemon {
         if let Ok(obstacle) = read.await {
             self.world.cdi_obstacle = obstacle.flatten();
         }
-        let bindings = self.known.bindings.borrow_and_update().clone();
+        let bindings = self.inputs.bindings.borrow_and_update().clone();
         self.world.bindings_unread = bindings.is_none();
         self.world.bindings = bindings.unwrap_or_default();
     }

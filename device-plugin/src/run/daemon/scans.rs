@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
-
 use super::Daemon;
 use crate::config::Gate;
 use crate::events::{Trigger, Triggers};
@@ -32,11 +30,7 @@ fn answer(waiting: impl Iterator<Item = Waiting>, outcome: &Result<(), String>) 
 impl Daemon {
     /// Waits a moment for what follows an event, and keeps scans at a distance from each other. A
     /// new configuration outweighs all that is heard with it.
-    pub(super) async fn gather(
-        &self,
-        first: Trigger,
-        heard: &mut mpsc::Receiver<Trigger>,
-    ) -> Trigger {
+    pub(super) async fn gather(&mut self, first: Trigger) -> Trigger {
         let settle = match first {
             Trigger::Configuration => CONFIGURATION_GATHER_INTERVAL,
             _ => GATHER_INTERVAL.max(MIN_SCAN_INTERVAL.saturating_sub(self.scans.last.elapsed())),
@@ -45,31 +39,12 @@ impl Daemon {
         // The one that asks for most.
         let weight = |reason: Trigger| (reason == Trigger::Configuration, reason.is_of_host());
         let mut reason = first;
-        while let Ok(another) = heard.try_recv() {
+        while let Ok(another) = self.inputs.heard.try_recv() {
             if weight(another) > weight(reason) {
                 reason = another;
             }
         }
         reason
-    }
-
-    /// When to decide anew at the latest.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.plan.due.into_iter().chain(self.plan.scan_due).min()
-    }
-
-    /// Why, once that moment has come. It is set anew by what follows.
-    pub(super) fn reason_due(&mut self) -> Trigger {
-        match self.plan.scan_due.is_some_and(|due| due <= Instant::now()) {
-            true => {
-                self.plan.scan_due = None;
-                Trigger::Timer
-            }
-            false => {
-                self.plan.due = None;
-                Trigger::Damping
-            }
-        }
     }
 
     /// Starts a scan, or has one follow the present one.
@@ -234,7 +209,7 @@ impl Daemon {
             self.plan.due = self.plan.due.into_iter().chain(again).min();
         }
         if self.plan.handed_over().next().is_some() {
-            self.known.ask.notify_one();
+            self.helpers.ask.notify_one();
         }
         self.set_links_up(&host).await;
     }
