@@ -258,6 +258,13 @@ impl Report {
                 let container = (&holder.namespace, &holder.pod, &holder.container);
                 held.entry(container).or_default().push(unit.to_owned());
             }
+            // The HCA of a pod that ended is not free before its binding is.
+            let (all, resource) = (self.bindings.all.values(), pool.resource.as_str());
+            let is_listed = |unit: &str| allocated.holder(resource, unit).is_some();
+            for one in all.filter(|one| one.resource == resource && !is_listed(&one.unit)) {
+                let container = (&one.pod.namespace, &one.pod.name, &one.container);
+                held.entry(container).or_default().push(one.unit.clone());
+            }
             let units = |((namespace, pod, container), units): (_, _)| HeldUnits {
                 units,
                 namespace: String::clone(namespace),

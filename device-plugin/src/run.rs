@@ -224,20 +224,26 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 /// Serves containers with slots that are about to start, until `stop`.
 async fn start_containers(
     binder: Arc<Binder>,
-    mut starts: mpsc::Receiver<Start>,
+    mut asked: mpsc::Receiver<Start>,
     stop: CancellationToken,
 ) {
+    let mut starts = JoinSet::new();
     loop {
         let start = tokio::select! {
             () = stop.cancelled() => return,
-            start = starts.recv() => start,
+            Some(_) = starts.join_next() => continue,
+            start = asked.recv() => start,
         };
         let Some(start) = start else {
             return stop.cancelled().await;
         };
-        let may = binder.start(start.resource.as_str(), &start.ids).await;
-        // The kubelet may have given up.
-        let _ = start.answer.send(may);
+        let binder = binder.clone();
+        // One that waits for a pod that hangs keeps no other one waiting.
+        starts.spawn(async move {
+            let may = binder.start(start.resource.as_str(), &start.ids).await;
+            // The kubelet may have given up.
+            let _ = start.answer.send(may);
+        });
     }
 }
 

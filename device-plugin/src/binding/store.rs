@@ -24,7 +24,7 @@ use tokio::sync::watch;
 /// The directory below that of the node's sockets.
 pub(crate) const DIRECTORY: &str = "bindings";
 /// How long a question waits for another daemon to end.
-const LOCK_TIMEOUT: Duration = Duration::from_millis(1500);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// The version of the files.
 const VERSION: u32 = 1;
 /// A binding has some hundred bytes, and some more for each GPU.
