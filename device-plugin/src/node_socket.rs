@@ -52,7 +52,8 @@ impl Answers for Units {
                 Ok(Answer::PodUnits(units))
             }
             Question::Status(_) => {
-                Ok(Answer::Status(Box::new(self.reports.borrow().status())))
+                let status = self.reports.borrow().status(&self.binder.bindings());
+                Ok(Answer::Status(Box::new(status)))
             }
             Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),
             Question::Commit(question) => self.binder.commit(question).await.map(Answer::Committed),

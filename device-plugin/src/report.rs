@@ -212,9 +212,8 @@ impl Report {
         devices.collect()
     }
 
-    /// The report as it is answered.
-    pub(crate) fn status(&self) -> DaemonStatus {
-        let bindings = &*self.bindings;
+    /// The report as it is answered, with the bindings as they are.
+    pub(crate) fn status(&self, bindings: &Bindings) -> DaemonStatus {
         let binding = |one: &Binding| one.status(bindings.ended.get(&one.hca).copied());
         DaemonStatus {
             program_version: env!("CARGO_PKG_VERSION").to_owned(),

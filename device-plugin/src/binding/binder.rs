@@ -20,7 +20,7 @@ use super::gpus::{self, Gpus, PodGpus};
 use super::plan::{BindPlan, NotBound, belongs, bind_plan, kept, late_pool, requests};
 use super::slot_specification::{file_name, remove_file};
 use super::state::{Asker, Lacking, State, World, binding_state};
-use super::store::{Binding, ServedGpu, Stage, Store};
+use super::store::{Binding, Bindings, ServedGpu, Stage, Store};
 use crate::config::TopologyConfig;
 use crate::events::{Trigger, Triggers};
 use crate::kubelet::allocated::AllocatedUnits;
@@ -107,6 +107,13 @@ impl Binder {
 
     pub(super) fn report(&self) -> Arc<Report> {
         self.reports.borrow().clone()
+    }
+
+    /// The bindings as they are.
+    pub(crate) fn bindings(&self) -> Arc<Bindings> {
+        let known = self.store.subscribe();
+        let known = known.borrow();
+        known.clone().unwrap_or_default()
     }
 
     /// Runs what waits for a disk, one at a time.

@@ -109,8 +109,7 @@ impl Binder {
             // A pod that has started since the last list may have them.
             let listed = self.pods.allocated(KUBELET_TIMEOUT).await;
             let Ok(listed) = listed else { return Ok(()) };
-            let (held, bindings) = (listed.hcas(), self.store.subscribe());
-            let bindings = bindings.borrow().clone().unwrap_or_default();
+            let (held, bindings) = (listed.hcas(), self.bindings());
             let is_free = |one: &&Context| !held.contains_key(&one.hca) && !bindings.has(&one.hca);
             for one in used.iter().filter(is_free) {
                 in_use.entry(one.hca.clone()).or_insert_with(|| one.to_string());

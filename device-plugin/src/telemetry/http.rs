@@ -57,7 +57,7 @@ impl Pages for ReportPages {
             _ if in_full => Page {
                 status: 200,
                 kind: "application/json",
-                body: format!("{:#}\n", versioned(json!(report.status()))),
+                body: format!("{:#}\n", versioned(json!(report.status(&report.bindings)))),
             },
             _ => Page::text(
                 403,
