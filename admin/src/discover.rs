@@ -117,7 +117,7 @@ fn offered<'p>(candidate: &Candidate, pools: Option<&'p Pools>) -> Vec<&'p str> 
 
 /// One line for each filled slot.
 fn gids(scanned: &HostSnapshot) -> String {
-    let devices = scanned.inventory.rdma_devices.iter();
+    let devices = scanned.inventory.rdma_devices();
     let ports = devices.flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     let entries = ports.flat_map(|(device, port)| {
         let entries = port.gids.entries.iter();

@@ -155,7 +155,7 @@ mod tests {
             ..RdmaSpec::default()
         });
         let seen = scan(&tree);
-        assert_eq!(seen.inventory.rdma_devices.len(), 9);
+        assert_eq!(seen.inventory.rdma_devices().count(), 9);
         for hca in gather::list(&seen.inventory).0 {
             let mut read = HcaDevices::read(&tree.host(), &hca).unwrap();
             read.states

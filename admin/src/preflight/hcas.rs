@@ -54,7 +54,7 @@ fn hcas(context: &Context) -> Vec<PoolHca> {
         function.map_or_else(|| name.to_owned(), |function| function.to_string())
     };
     let for_pods = |device: &&hca::RdmaDevice| device.reserved.is_none();
-    for device in inventory.rdma_devices.iter().filter(for_pods) {
+    for device in inventory.rdma_devices().filter(for_pods) {
         let function = device.pci.as_ref().map(|pci| pci.address);
         let hca = hcas.entry(key(function, &device.name));
         let hca = hca.or_insert_with(|| PoolHca::new(&device.name, Some("no port is active")));

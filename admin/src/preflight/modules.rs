@@ -125,7 +125,7 @@ fn half_of(driver: &str) -> Option<(&'static str, bool)> {
 
 fn m01_core(context: &Context, check: &Check, node: &()) -> Judged {
     let modules = modules(context)?;
-    if context.snapshot.inventory.rdma_devices.is_empty() && candidates(context)?.is_empty() {
+    if context.snapshot.inventory.rdma_devices().next().is_none() && candidates(context)?.is_empty() {
         return Err(Finding::not_applicable(NO_NIC));
     }
     let missing = |wanted: &[&str]| {
@@ -150,9 +150,9 @@ fn m01_core(context: &Context, check: &Check, node: &()) -> Judged {
 
 fn m02_drivers(context: &Context) -> Findings {
     let (modules, candidates) = (modules(context)?, candidates(context)?);
-    let none = context.snapshot.inventory.rdma_devices.is_empty();
+    let none = context.snapshot.inventory.rdma_devices().next().is_none();
     if candidates.is_empty() {
-        let count = context.snapshot.inventory.rdma_devices.len();
+        let count = context.snapshot.inventory.rdma_devices().count();
         return match none {
             true => Err(Finding::not_applicable(NO_NIC)),
             false => Ok(vec![Finding::pass(format!("{count} RDMA devices"))]),

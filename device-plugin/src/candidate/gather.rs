@@ -18,7 +18,7 @@ pub struct Unusable {
 
 /// Groups the RDMA devices of a host by identity, in the host's own order of device names.
 pub fn list(inventory: &Inventory) -> (Vec<Candidate>, Vec<Unusable>) {
-    let here = inventory.rdma_devices.iter().map(|device| {
+    let here = inventory.rdma_devices().map(|device| {
         let id = HcaId::of(device).map_err(|error| error.to_string());
         let hca = id.map(|id| Candidate {
             netdevs: inventory.netdevs_of_hca(&id).into_iter().cloned().collect(),
