@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use hca::HcaId;
 
 use crate::binding::store::Bindings;
-use crate::candidate::Candidate;
 use crate::candidate::memory::Memory;
 use crate::config::{Config, ResourceName};
 use crate::health::Damper;
@@ -20,6 +19,7 @@ use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
 use crate::pool::{self, Excluded, Reason};
 use crate::slots;
 use crate::snapshot::{Health, Slot, Snapshot, UnhealthyReason};
+use hca::Hca;
 use offers::Offers;
 
 /// The pools, and what they were made from.
@@ -165,7 +165,7 @@ impl PoolStates {
             .collect();
         let unusable = unusable.into_iter();
         let unusable =
-            unusable.map(|one| format!("{} cannot be offered: {}", one.rdma_device, one.reason));
+            unusable.map(|one| format!("{} cannot be offered: {}", one.device.name, one.reason));
         self.remarks = pools.remarks.into_iter().chain(unusable).collect();
         self.excluded = pools.excluded;
         again
@@ -196,7 +196,7 @@ impl PoolStates {
     fn forget_removed_functions(
         &mut self,
         snapshots: &mut [Snapshot],
-        candidates: &[Candidate],
+        candidates: &[Hca],
         now: Instant,
     ) {
         let is_here = |pf| candidates.iter().any(|one| one.id == HcaId::Pci(pf));

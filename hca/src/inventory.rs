@@ -21,8 +21,8 @@ use crate::rdma::{self, RdmaDevice};
 use crate::reserved;
 use crate::unit::{self, HcaId};
 
-pub use hca::{Function, FunctionKind, Hca, Unusable};
 use hca::{Found, group};
+pub use hca::{Function, FunctionKind, Hca, Unusable};
 
 /// What RDMA hardware a host has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

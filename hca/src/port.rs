@@ -135,6 +135,18 @@ pub enum LinkLayer {
     Unknown,
 }
 
+impl LinkLayer {
+    /// The word of configurations; none can name the third one.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ethernet => "ether",
+            Self::InfiniBand => "infiniband",
+            Self::Unknown => "other",
+        }
+    }
+}
+
 /// A port's rate, as in `100 Gb/sec (4X EDR)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rate {

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Context as _, bail, ensure};
+use hca::FunctionKind;
 use ipam::range::{bits, from_bits};
 use ipnetwork::IpNetwork;
-use rdma_device_plugin::candidate::FunctionKind;
 use serde_json::{Value, json};
 
 use super::decide::{Mode, Options, PlanPool};

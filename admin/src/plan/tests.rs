@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, Tree, cloud, machine};
-use rdma_device_plugin::candidate::gather;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 
 use super::*;
@@ -108,7 +107,7 @@ fn answers(node: &str, lay: impl Fn(&Tree), change: impl Fn(&mut DiscoverDocumen
         .nodes
         .values_mut()
         .for_each(|node| *node = hca::chardev::Node::Ready);
-    let (candidates, _) = gather::list(&scanned.inventory);
+    let candidates = scanned.inventory.hcas.clone();
     let mut document = DiscoverDocument::of(&scanned, &candidates, None);
     change(&mut document);
     let topology = topology::document_of(scanned.machine);

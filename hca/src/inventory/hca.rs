@@ -164,14 +164,19 @@ impl Hca {
         ports.filter(|(_, port)| port.carries_data)
     }
 
-    /// The ports that programs are to use, as `mlx5_0:1`: the active ones, or all while none is.
+    /// The ports that programs are to use, as `mlx5_0:1`: the active ones, or all while none is. Of a
+    /// device whose ports are not known, the name.
     #[must_use]
     pub fn port_names(&self) -> Vec<String> {
         let is_active = self.ports().any(|(_, port)| port.is_active());
         let used = self
             .ports()
             .filter(|(_, port)| port.is_active() || !is_active);
-        used.map(|(device, port)| format!("{}:{}", device.name, port.number))
+        let names = used.map(|(device, port)| format!("{}:{}", device.name, port.number));
+        let devices = self.rdma_devices.iter();
+        let unread = devices.filter(|device| device.ports.is_empty());
+        names
+            .chain(unread.map(|device| device.name.clone()))
             .collect()
     }
 
@@ -287,7 +292,9 @@ pub(super) fn group(found: Vec<Found>) -> (Vec<Hca>, Vec<Unusable>) {
             hcas.push(Hca::new(id, one.device.pci.clone()));
             hcas.len() - 1
         });
-        let Some(hca) = hcas.get_mut(at) else { continue };
+        let Some(hca) = hcas.get_mut(at) else {
+            continue;
+        };
         if management.contains(&one.device.name) {
             hca.sub_devices.push(one.device);
             continue;
@@ -350,7 +357,9 @@ impl Inventory {
         };
         let of_ports = hca.rdma_devices.iter().flat_map(RdmaDevice::netdevs);
         let of_ports = of_ports.filter_map(|name| self.netdev(name));
-        let on_hardware = on_hardware.into_iter().filter(|netdev| netdev.is_port_netdev());
+        let on_hardware = on_hardware
+            .into_iter()
+            .filter(|netdev| netdev.is_port_netdev());
         let mut found: Vec<&Netdev> = on_hardware.chain(of_ports).collect();
         found.sort_by_key(|netdev| netdev.ifindex);
         found.dedup_by_key(|netdev| netdev.ifindex);

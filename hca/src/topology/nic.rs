@@ -140,7 +140,13 @@ pub fn read(
         let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
         let place = places.get(&address).cloned();
         let place = place.unwrap_or_else(|| PciLocation::of(function));
-        Ok(Nic::of(hca, function, place, PcieLink::read(&directory)?, rail))
+        Ok(Nic::of(
+            hca,
+            function,
+            place,
+            PcieLink::read(&directory)?,
+            rail,
+        ))
     });
     Ok((nics.collect::<Result<_>>()?, unplaced))
 }

@@ -37,7 +37,9 @@ fn an_rdma_function_beside_its_nic_is_found_by_its_gids() {
     let inventory = machine.inventory();
 
     assert_eq!(
-        inventory.rdma_devices().next().unwrap().ports[0].netdev.as_deref(),
+        inventory.rdma_devices().next().unwrap().ports[0]
+            .netdev
+            .as_deref(),
         Some("ens192")
     );
     assert_eq!(machine.ports_of("ens192"), ["vmw_pvrdma0/1"]);

@@ -32,7 +32,9 @@ fn representors_are_neither_a_ports_netdev_nor_rdma_capable() {
     let inventory = machine.inventory();
 
     assert_eq!(
-        inventory.rdma_devices().next().unwrap().ports[0].netdev.as_deref(),
+        inventory.rdma_devices().next().unwrap().ports[0]
+            .netdev
+            .as_deref(),
         Some("ens1np0")
     );
     assert!(machine.ports_of("ens1_0").is_empty());

@@ -95,7 +95,9 @@ fn the_port_with_the_cable_is_the_one_to_use() {
     assert_eq!(data_ports(hca), [(1, "ens1"), (2, "ens1d1")]);
     assert_eq!(hca.port_names(), ["mlx4_0:2"]);
     assert_eq!(machine.ports_of("ens1d1"), ["mlx4_0/2"]);
-    machine.tree.set_port_state("mlx4_0", 2, "1: DOWN", "2: Polling");
+    machine
+        .tree
+        .set_port_state("mlx4_0", 2, "1: DOWN", "2: Polling");
     let inventory = machine.inventory();
     assert_eq!(card(&inventory).port_names(), ["mlx4_0:1", "mlx4_0:2"]);
 }
