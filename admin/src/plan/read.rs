@@ -71,6 +71,18 @@ impl PlanHca {
         text_of(&self.facts.rdma_names().join(" "))
     }
 
+    /// The ports of an HCA with several netdevs: the active ones, or all while none is.
+    pub(crate) fn ports(&self) -> BTreeSet<u32> {
+        let is_several = self.facts.netdevs.len() > 1;
+        let ports = || self.facts.ports().filter(|_| is_several);
+        let active = ports().filter(|(_, port)| port.is_active());
+        let active: BTreeSet<u32> = active.map(|(_, port)| port.number).collect();
+        match active.is_empty() {
+            true => ports().map(|(_, port)| port.number).collect(),
+            false => active,
+        }
+    }
+
     /// Names of its netdevs, for a person.
     pub(crate) fn netdevs(&self) -> String {
         let names = self.facts.netdev_names().collect::<Vec<_>>().join(" ");
@@ -206,7 +218,9 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
             rail,
             is_named: named.is_some(),
             mtu: own.iter().map(|netdev| netdev.mtu).min(),
-            apart: function.is_some() && own.iter().any(|netdev| netdev.pci != function),
+            apart: function.is_some()
+                && !own.is_empty()
+                && own.iter().all(|netdev| netdev.pci != function),
             addresses: of_host
                 .filter(|one| one.netdev.as_deref().is_some_and(is_own))
                 .cloned()

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::LazyLock;
 
-use hca::{FunctionKind, Guid, Hca, Netdev, PciFunction, Port, RdmaDevice};
+use hca::{FunctionKind, Guid, Hca, PciFunction, Port};
 use node::pattern::Pattern;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value};
@@ -65,14 +65,6 @@ struct Key {
     about: About,
     /// Reads a value of our own format.
     read: fn(&str) -> Result<Matcher, String>,
-    words: Words,
-}
-
-/// What an HCA has for a key.
-enum Words {
-    Hca(fn(&Hca) -> Vec<String>),
-    /// All keys of this kind hold for one and the same port.
-    Port(fn(&Port) -> Vec<String>),
 }
 
 /// What a selector consists of.
@@ -108,157 +100,93 @@ impl About {
     }
 }
 
-const fn key(
-    name: &'static str,
-    about: About,
-    read: fn(&str) -> Result<Matcher, String>,
-    words: Words,
-) -> Key {
-    Key {
-        name,
-        about,
-        read,
-        words,
-    }
+const fn key(name: &'static str, about: About, read: fn(&str) -> Result<Matcher, String>) -> Key {
+    Key { name, about, read }
 }
 
 /// Every key but `not`, in the order in which they are printed.
 const KEYS: &[Key] = &[
-    key(
-        "rdmaDevices",
-        About::Place,
-        pattern,
-        Words::Hca(|hca| of_devices(hca, |one| Some(one.name.clone()))),
-    ),
-    key(
-        "ifNames",
-        About::Netdevs,
-        pattern,
-        Words::Hca(|hca| {
-            let bonds = hca.bond_names.iter().map(String::as_str);
-            hca.netdev_names().chain(bonds).map(str::to_owned).collect()
-        }),
-    ),
-    key(
-        "pciAddresses",
-        About::Place,
-        pattern,
-        Words::Hca(|hca| of_pci(hca, |pci| pci.address.to_string())),
-    ),
-    key(
-        "vendors",
-        About::Place,
-        pci_id,
-        Words::Hca(|hca| of_pci(hca, |pci| format!("{:04x}", pci.vendor))),
-    ),
-    key(
-        "deviceIDs",
-        About::Place,
-        pci_id,
-        Words::Hca(|hca| of_pci(hca, |pci| format!("{:04x}", pci.device))),
-    ),
-    key("drivers", About::Devices, pattern, Words::Hca(Hca::drivers)),
-    // A function without an index has the empty word.
-    key(
-        "acpiIndexes",
-        About::Place,
-        pattern,
-        Words::Hca(|hca| {
-            let index = hca.pci.as_ref().and_then(|pci| pci.acpi_index);
-            vec![index.map_or_else(String::new, |index| index.to_string())]
-        }),
-    ),
-    key(
-        "guids",
-        About::Devices,
-        guid,
-        Words::Hca(|hca| {
-            let nodes = hca.rdma_devices.iter().filter_map(|one| one.node_guid);
-            let ports = hca.ports().filter_map(|(_, port)| port.guid());
-            let digits = |Guid(guid): Guid| format!("{guid:016x}");
-            nodes.chain(ports).map(digits).collect()
-        }),
-    ),
-    key(
-        "firmware",
-        About::Devices,
-        pattern,
-        Words::Hca(|hca| of_devices(hca, |one| one.firmware.clone())),
-    ),
-    key(
-        "boardIDs",
-        About::Devices,
-        pattern,
-        Words::Hca(|hca| of_devices(hca, |one| one.board_id.clone())),
-    ),
-    key(
-        "functions",
-        About::Place,
-        |word| one_of(word, &FunctionKind::ALL.map(FunctionKind::word)),
-        Words::Hca(|hca| vec![hca.function().kind.word().to_owned()]),
-    ),
-    key(
-        "pfNames",
-        About::Owner,
-        owner,
-        Words::Hca(|hca| {
-            let bonded = hca.function().kind == FunctionKind::Pf;
-            let bond_names = hca.bond_names.iter().filter(|_| bonded);
-            numbered(
-                hca,
-                hca.pf_netdevs.iter().chain(bond_names).cloned().collect(),
-            )
-        }),
-    ),
-    key(
-        "rootDevices",
-        About::Place,
-        owner,
-        Words::Hca(|hca| numbered(hca, of_pci(hca, |pci| pci.physical().to_string()))),
-    ),
-    key(
-        "numaNodes",
-        About::Place,
-        range,
-        Words::Hca(|hca| hca.numa_node().iter().map(ToString::to_string).collect()),
-    ),
-    // Netdevs decide where there are any.
-    key(
-        LINK_TYPES,
-        About::Links,
-        |word| one_of(word, &["ether", "infiniband"]),
-        Words::Hca(|hca| {
-            let mut layers: Vec<_> = hca.netdevs.iter().map(Netdev::link_layer).collect();
-            if layers.is_empty() {
-                layers.extend(hca.ports().map(|(_, port)| port.link_layer));
-            }
-            layers
-                .into_iter()
-                .map(|layer| layer.word().to_owned())
-                .collect()
-        }),
-    ),
-    key(
-        "ports",
-        About::Devices,
-        range,
-        Words::Port(|port| vec![port.number.to_string()]),
-    ),
-    key(
-        "linkSpeed",
-        About::Devices,
-        speed,
-        Words::Port(|port| port.rate.iter().map(|rate| speed_word(rate.mbps)).collect()),
-    ),
-    key(
-        "pKeys",
-        About::Devices,
-        partition_key,
-        Words::Port(|port| port.pkeys.iter().map(|pkey| pkey_word(pkey.key)).collect()),
-    ),
+    key("rdmaDevices", About::Place, pattern),
+    key("ifNames", About::Netdevs, pattern),
+    key("pciAddresses", About::Place, pattern),
+    key("vendors", About::Place, pci_id),
+    key("deviceIDs", About::Place, pci_id),
+    key("drivers", About::Devices, pattern),
+    key("acpiIndexes", About::Place, pattern),
+    key("guids", About::Devices, guid),
+    key("firmware", About::Devices, pattern),
+    key("boardIDs", About::Devices, pattern),
+    key("functions", About::Place, function),
+    key("pfNames", About::Owner, owner),
+    key("rootDevices", About::Place, owner),
+    key("numaNodes", About::Place, range),
+    key("linkTypes", About::Links, link_type),
+    key("ports", About::Devices, range),
+    key("linkSpeed", About::Devices, speed),
+    key("pKeys", About::Devices, partition_key),
 ];
 
-const LINK_TYPES: &str = "linkTypes";
+/// Keys that hold for one and the same port.
+const PORT_KEYS: [&str; 3] = ["ports", "linkSpeed", "pKeys"];
+
+/// What a port has for one of [`PORT_KEYS`].
+fn of_port(key: &str, port: &Port) -> Option<Vec<String>> {
+    Some(match key {
+        "ports" => vec![port.number.to_string()],
+        "linkSpeed" => port.rate.iter().map(|rate| speed_word(rate.mbps)).collect(),
+        "pKeys" => port.pkeys.iter().map(|pkey| pkey_word(pkey.key)).collect(),
+        _ => return None,
+    })
+}
+
+/// What an HCA has for a key.
+fn of_hca(key: &str, hca: &Hca) -> Vec<String> {
+    let devices = || hca.rdma_devices.iter();
+    let ports = || hca.ports().map(|(_, port)| port);
+    let pci = |word: fn(&PciFunction) -> String| hca.pci.iter().map(word).collect();
+    let owned = |names: &mut dyn Iterator<Item = &str>| names.map(str::to_owned).collect();
+    let bonds = hca.bond_names.iter().map(String::as_str);
+    match key {
+        "rdmaDevices" => owned(&mut hca.rdma_names().into_iter()),
+        "ifNames" => owned(&mut hca.netdev_names().chain(bonds)),
+        "pciAddresses" => pci(|pci| pci.address.to_string()),
+        "vendors" => pci(|pci| format!("{:04x}", pci.vendor)),
+        "deviceIDs" => pci(|pci| format!("{:04x}", pci.device)),
+        "drivers" => hca.drivers(),
+        // A function without an index has the empty word.
+        "acpiIndexes" => {
+            let index = hca.pci.as_ref().and_then(|pci| pci.acpi_index);
+            vec![index.map_or_else(String::new, |index| index.to_string())]
+        }
+        "guids" => {
+            let guids = devices().filter_map(|one| one.node_guid);
+            let guids = guids.chain(ports().filter_map(Port::guid));
+            guids.map(|Guid(guid)| format!("{guid:016x}")).collect()
+        }
+        "firmware" => devices().filter_map(|one| one.firmware.clone()).collect(),
+        "boardIDs" => devices().filter_map(|one| one.board_id.clone()).collect(),
+        "functions" => vec![hca.function().kind.word().to_owned()],
+        "pfNames" => {
+            let is_pf = hca.function().kind == FunctionKind::Pf;
+            let names = hca.pf_netdevs.iter().map(String::as_str);
+            numbered(hca, names.chain(bonds.filter(|_| is_pf)))
+        }
+        "rootDevices" => {
+            let address = hca.pf().map(|pf| pf.to_string());
+            numbered(hca, address.as_deref().into_iter())
+        }
+        "numaNodes" => hca.numa_node().iter().map(u32::to_string).collect(),
+        // Netdevs decide where there are any.
+        "linkTypes" if hca.netdevs.is_empty() => {
+            owned(&mut ports().map(|port| port.link_layer.word()))
+        }
+        "linkTypes" => owned(&mut hca.netdevs.iter().map(|one| one.link_layer().word())),
+        _ => ports()
+            .filter_map(|port| of_port(key, port))
+            .flatten()
+            .collect(),
+    }
+}
 
 /// Names of all keys.
 static NAMES: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
@@ -312,7 +240,7 @@ impl Selector {
         let failing = self.terms(hca).filter(|(holds, _)| *holds != Match::Yes);
         let (holds, term) = failing.min_by_key(|(holds, _)| *holds)?;
         let (key, wanted, found) = match term {
-            Term::Key(key, wanted) => (key.name, alternatives(wanted), key.words.of(hca)),
+            Term::Key(key, wanted) => (key.name, alternatives(wanted), of_hca(key.name, hca)),
             Term::Not(not) if holds == Match::No => {
                 return Some(format!("excluded by \"not\": {not}"));
             }
@@ -331,17 +259,17 @@ impl Selector {
     fn terms<'s>(&'s self, hca: &'s Hca) -> impl Iterator<Item = (Match, Term<'s>)> {
         let mut ports: Vec<&Port> = hca.ports().map(|(_, port)| port).collect();
         // Where there is no netdev, the link type is that of the port.
-        let mut types = self.wanted().filter(|(key, _)| key.name == LINK_TYPES);
+        let mut types = self.wanted().filter(|(key, _)| key.name == "linkTypes");
         if let (Some((_, types)), true) = (types.next(), hca.netdevs.is_empty()) {
             ports.retain(|port| any_matches(types, &[port.link_layer.word().to_owned()]));
         }
         let keys = self.wanted().map(move |(key, wanted)| {
-            let holds = match key.words {
-                Words::Hca(words) => any_matches(wanted, &words(hca)),
-                Words::Port(words) => {
-                    ports.retain(|port| any_matches(wanted, &words(port)));
-                    !ports.is_empty()
-                }
+            ports.retain(|port| {
+                of_port(key.name, port).is_none_or(|words| any_matches(wanted, &words))
+            });
+            let holds = match PORT_KEYS.contains(&key.name) {
+                true => !ports.is_empty(),
+                false => any_matches(wanted, &of_hca(key.name, hca)),
             };
             let holds = match holds {
                 true => Match::Yes,
@@ -359,16 +287,6 @@ impl Selector {
             (holds, Term::Not(not))
         });
         keys.chain(excluded)
-    }
-}
-
-impl Words {
-    /// All that an HCA has.
-    fn of(&self, hca: &Hca) -> Vec<String> {
-        match self {
-            Words::Hca(words) => words(hca),
-            Words::Port(words) => hca.ports().flat_map(|(_, port)| words(port)).collect(),
-        }
     }
 }
 
@@ -436,19 +354,11 @@ fn alternatives(wanted: &[Matcher]) -> String {
     words.join(" or ")
 }
 
-fn of_devices(hca: &Hca, value: fn(&RdmaDevice) -> Option<String>) -> Vec<String> {
-    hca.rdma_devices.iter().filter_map(value).collect()
-}
-
-fn of_pci(hca: &Hca, value: fn(&PciFunction) -> String) -> Vec<String> {
-    hca.pci.iter().map(value).collect()
-}
-
 /// Names of a PF with the number of the VF or SF.
-fn numbered(hca: &Hca, names: Vec<String>) -> Vec<String> {
+fn numbered<'n>(hca: &Hca, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let index = hca.function().index;
     let number = index.map(|index| format!("#{index}")).unwrap_or_default();
-    names.iter().map(|name| format!("{name}{number}")).collect()
+    names.map(|name| format!("{name}{number}")).collect()
 }
 
 /// A partition key without the membership bit.
@@ -475,6 +385,14 @@ fn one_of(word: &str, words: &[&str]) -> Result<Matcher, String> {
             words.join(", ")
         )),
     }
+}
+
+fn function(word: &str) -> Result<Matcher, String> {
+    one_of(word, &FunctionKind::ALL.map(FunctionKind::word))
+}
+
+fn link_type(word: &str) -> Result<Matcher, String> {
+    one_of(word, &["ether", "infiniband"])
 }
 
 /// A PCI ID: four hex digits, with or without `0x`, in either case.

@@ -3,6 +3,7 @@
 mod clouds;
 mod health;
 mod members;
+mod ports;
 mod units;
 
 use std::collections::BTreeSet;
