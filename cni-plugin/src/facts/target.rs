@@ -165,12 +165,23 @@ pub fn name_of(host: &Host, target: &Target, port: Option<u32>) -> Result<String
         }
         Target::Hca(hca) => {
             let occupants = lookup::on_hca(host, hca)?;
-            let candidates: Vec<(u32, &str)> = occupants
-                .netdevs
-                .iter()
-                .map(|n| (n.dev_port + 1, n.name.as_str()))
-                .collect();
-            by_port(&candidates, port, &hca.to_string())
+            if let ([only], None) = (occupants.netdevs.as_slice(), port) {
+                return Ok(only.name.clone());
+            }
+            let mut numbered = Vec::new();
+            for device in &occupants.rdma_devices {
+                match hca::rdma::read(host, device) {
+                    Ok(device) => numbered.extend(ports(&device)),
+                    // A pod has it.
+                    Err(error) if error.is_missing() => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if numbered.is_empty() {
+                let netdevs = occupants.netdevs.into_iter();
+                numbered.extend(netdevs.map(|n| (n.dev_port + 1, n.name)));
+            }
+            by_port(&numbered, port, &hca.to_string())
         }
     }
 }
@@ -184,19 +195,26 @@ fn away(error: hca::Error) -> Missing {
 }
 
 fn of_ports(device: &hca::RdmaDevice, port: Option<u32>) -> Result<String, Missing> {
-    let candidates: Vec<(u32, &str)> = device
-        .ports
-        .iter()
-        .filter_map(|p| Some((p.number, p.netdev.as_deref()?)))
-        .collect();
-    by_port(&candidates, port, &format!("RDMA device {}", device.name))
+    by_port(
+        &ports(device),
+        port,
+        &format!("RDMA device {}", device.name),
+    )
 }
 
-fn by_port(found: &[(u32, &str)], port: Option<u32>, what: &str) -> Result<String, Missing> {
+/// Numbers of ports with their netdevs.
+fn ports(device: &hca::RdmaDevice) -> Vec<(u32, String)> {
+    let ports = device.ports.iter();
+    ports
+        .filter_map(|port| Some((port.number, port.netdev.clone()?)))
+        .collect()
+}
+
+fn by_port(found: &[(u32, String)], port: Option<u32>, what: &str) -> Result<String, Missing> {
     let names: Vec<&str> = found
         .iter()
         .filter(|(number, _)| port.is_none_or(|port| port == *number))
-        .map(|(_, name)| *name)
+        .map(|(_, name)| name.as_str())
         .collect();
     if names.is_empty() && !found.is_empty() {
         let ports = found.iter().map(|(n, name)| format!("{n} is {name}"));
@@ -231,11 +249,13 @@ fn only(names: &[&str], what: &str) -> Result<String, Missing> {
 
 #[cfg(test)]
 mod tests {
+    use hca_trees::{Tree, ports};
+
     use super::*;
 
     #[test]
     fn one_of_several_netdevs_is_chosen_by_port() {
-        let both = [(1, "ens1f0"), (2, "ens1f1")];
+        let both = [(1, "ens1f0".to_owned()), (2, "ens1f1".to_owned())];
         assert_eq!(by_port(&both, Some(2), "x").unwrap(), "ens1f1");
         assert_eq!(by_port(&both[..1], None, "x").unwrap(), "ens1f0");
         let Err(Missing::Other(error)) = by_port(&both, None, "0000:3b:00.0") else {
@@ -247,5 +267,25 @@ mod tests {
         };
         assert!(error.msg.contains("port 3"), "{error}");
         assert!(matches!(by_port(&[], None, "x"), Err(Missing::Netdev(_))));
+    }
+
+    #[test]
+    fn a_port_is_that_of_the_rdma_device_whatever_its_netdev_stands_on() {
+        let name = |lay: fn(&Tree), port| {
+            let directory = tempfile::tempdir().unwrap();
+            let tree = Tree::new(directory.path());
+            lay(&tree);
+            let hca = Target::Hca(ports::CARD.parse().unwrap());
+            name_of(&tree.host(), &hca, port).map_err(|missing| Error::from(missing).msg.clone())
+        };
+        assert_eq!(name(ports::xdr_with_smi, None).unwrap(), "ibs192");
+        assert_eq!(name(ports::four_planes, Some(9)).unwrap(), "eth_r0_p2");
+        let several = name(ports::four_planes, None).unwrap_err();
+        assert!(several.contains("several netdevs"), "{several}");
+        let empty = name(ports::four_planes, Some(1)).unwrap_err();
+        assert!(empty.contains("3 is eth_r0_p0"), "{empty}");
+        let second = name(ports::multiport_eswitch, Some(2));
+        assert_eq!(second.unwrap(), "ens1f1np1");
+        assert_eq!(name(ports::cabled_on_port_2, Some(2)).unwrap(), "ens1d1");
     }
 }

@@ -15,7 +15,7 @@ use super::binder::{Binder, unavailable};
 use super::pod_slots::late_pool;
 use super::slot_specification;
 use super::store::{Binding, Stage};
-use crate::config::{NodeRule, Sharing};
+use crate::config::NodeRule;
 use crate::device_nodes::HcaDevices;
 use crate::events::Trigger;
 use crate::node_paths::NodePaths;
@@ -209,7 +209,7 @@ fn file_of(
         .collect();
     of_container.sort_by(|a, b| (a.rail, &a.hca).cmp(&(b.rail, &b.hca)));
     let gid_index = common_gid_index(&of_container).unwrap_or_else(|why| {
-        if matches!(snapshot.pool().sharing, Sharing::Late(late) if late.environment) {
+        if snapshot.pool().environment {
             let pod = &binding.pod;
             tracing::info!(%pod, unit, "NCCL_IB_GID_INDEX is not set: {why}");
         }
