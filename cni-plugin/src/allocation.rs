@@ -60,8 +60,8 @@ impl Held {
     /// became, `bound`. Pure.
     ///
     /// # Errors
-    /// Code 101: the unit is none of the pod's, or one of two resources; code 50: what its units
-    /// stand for is not known.
+    /// Code 101: the unit is not the pod's, or is a unit of two resources; code 50: the HCAs of its units
+    /// are unknown.
     pub fn devices(
         &self,
         unit: &config::Allocation,
@@ -101,7 +101,7 @@ impl Held {
 
     /// The allocation that a unit is of.
     fn allocation_of(&self, unit: &config::Allocation) -> Result<&Allocation, Error> {
-        // People write PCI addresses in capitals, too.
+        // A network can have the PCI address in capitals.
         let is_it =
             |other: &String| *other == unit.text || other.parse().as_ref() == Ok(&unit.unit);
         let mut found = self

@@ -45,12 +45,14 @@ impl Chain {
             });
         };
         if !allow.unleased_addresses() {
-            let message = format!(
-                "the node's policy does not allow an ipvlan the addresses of prevResult, such as {}",
-                first.address
-            );
-            return Err(Error::new(Code::Policy, message)
-                .with_details("set ipam, or let an administrator add static to allow.ipam"));
+            return Err(Error::advise(
+                Code::Policy,
+                format_args!(
+                    "the node's policy does not allow an ipvlan the addresses of prevResult, such as {}",
+                    first.address
+                ),
+                "set ipam, or let an administrator add static to allow.ipam",
+            ));
         }
         let taken = Some(CniResult {
             ips: std::mem::take(&mut result.ips),
@@ -71,11 +73,11 @@ pub(crate) fn only_interface(before: &CniResult) -> Result<Option<String>, Error
         [only] => Ok(Some(only.name.clone())),
         several => {
             let names = list(several.iter().map(|interface| &interface.name));
-            Err(Error::new(
+            Err(Error::advise(
                 Code::InvalidConfig,
-                format!("prevResult has several interfaces: {names}"),
-            )
-            .with_details("say with master which one the ipvlan is to stand on"))
+                format_args!("prevResult has several interfaces: {names}"),
+                "name the master of the ipvlan with master",
+            ))
         }
     }
 }

@@ -52,8 +52,8 @@ pub(crate) struct Bound {
 /// Binds the slot of a request, if it has one.
 ///
 /// # Errors
-/// Code 4: the runtime does not say which pod this is; code 101: the slot is not the pod's; code 11: there is no HCA for it now, or the
-/// daemon does not answer.
+/// Code 4: the runtime does not name the pod; code 101: the slot is not the pod's; code 11: there is no
+/// HCA for it now, or the daemon does not answer.
 pub(crate) fn bind(
     node: &Node,
     request: &Request,
@@ -176,8 +176,8 @@ pub(crate) fn unbind(node: &Node, sandbox: &str, units: Vec<String>) {
     }
 }
 
-/// The same for an ADD that left no record, so far as the request shows its slots: with `devices: all`
-/// it shows one of them, and the daemon frees what of the sandbox is in no record.
+/// The same for an ADD that died before its record. With `devices: all` the request shows only one of the
+/// slots: the daemon frees all of the sandbox.
 pub(crate) fn unbind_unrecorded(node: &Node, sandbox: &str, request: &Request) {
     let runtime = request.config.runtime_config().ok();
     let text = |key: &str| request.config.root().text(key).ok().flatten();

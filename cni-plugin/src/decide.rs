@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Decides what becomes of each NIC, by rails where there are several. Complete but for what an IPAM
-/// leases. Without NICs, what network and policy say alone is judged, and there are no parts.
+/// leases. Without NICs it judges network and policy alone, and returns no parts.
 ///
 /// # Errors
 /// Code 101: policy or kubelet deny it; code 7: the network says what cannot be; code 11: it can succeed
@@ -59,7 +59,7 @@ pub fn decide(network: &Config, facts: &Facts<'_>) -> Result<Vec<Part>, Error> {
     Ok(parts)
 }
 
-/// All that is wrong whichever NIC it is about: of these [`decide`] names the first.
+/// All that is wrong for every NIC: of these [`decide`] names the first.
 pub fn refusals(network: &Config, facts: &Facts<'_>) -> Vec<Error> {
     let mut found = Vec::new();
     if network.devices == Devices::All {

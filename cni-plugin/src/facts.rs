@@ -307,10 +307,10 @@ impl Reading<'_> {
         snapshot.static_addresses = addresses == Addresses::OfHost
             && node.policy.values.fabric_addresses == FabricAddresses::Static
             && !link.rdma.is_empty();
-        let (socket, proc) = (&mut node.netns.socket, &node.roots.proc);
-        let obstacles = obstacle::obstacles(socket, proc, &link.link, &snapshot, addresses)?;
+        let socket = &mut node.netns.socket;
+        let obstacles = obstacle::obstacles(socket, &link.link, &snapshot, addresses)?;
         let moves_rdma = decide::moves_rdma(self.config, link).unwrap_or_default();
-        // A driver that reads a GUID makes the RDMA device anew, too.
+        // A driver that reads a new GUID makes the RDMA device anew.
         let rdma = match moves_rdma || self.config.vf.node_guid.is_some() {
             true => {
                 let names = rdma::of_netdev(&node.roots, &link.link, &link.rdma)?;
@@ -371,7 +371,7 @@ pub(crate) fn mode(node: &Node, config: &Config) -> Result<Option<Option<NetnsMo
     }
 }
 
-/// What of the pod's these interfaces can conflict with.
+/// The pod's default routes and tables, as far as these interfaces can conflict with them.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -387,8 +387,10 @@ pub(crate) fn pod(
             pod.defaults.extend((!found.is_empty()).then_some(family));
         }
     }
-    let rules = rule::list(inside, AddressFamily::Unspec)?;
-    pod.tables = rules.iter().map(rule::table_of).collect();
+    if requests.iter().any(|r| !r.config.source_routing.is_off()) {
+        let rules = rule::list(inside, AddressFamily::Unspec)?;
+        pod.tables = rules.iter().map(rule::table_of).collect();
+    }
     Ok(pod)
 }
 
@@ -408,7 +410,7 @@ pub(crate) fn nic_of<'n>(nics: &'n [Nic], part: &Part) -> Option<&'n Nic> {
 }
 
 impl<'a> Facts<'a> {
-    /// What is known before a pod asks: STATUS, `rdmactl validate`.
+    /// For STATUS and `rdmactl validate`.
     pub fn without_pod(policy: &'a Policy, policy_path: &'a Path) -> Facts<'a> {
         Facts {
             policy,
@@ -448,7 +450,7 @@ fn is_of_unit(
     if netdev.hcas.contains(hca) {
         return Ok(true);
     }
-    // A GUID is another name of hardware that has an address, too. What has no bus a pod may have.
+    // A GUID is another name of hardware that has an address. A device without a bus can be in a pod.
     let devices = match lookup::on_hca(host, hca) {
         Err(e) if e.is_missing() && matches!(hca, HcaId::NodeGuid(_)) => Vec::new(),
         Err(e) => return Err(unreadable(&e)),
@@ -460,11 +462,10 @@ fn is_of_unit(
         .any(|port| devices.contains(&port.device)))
 }
 
-/// The netdev of the host that a network names as its master, for whichever pod; none where a unit or
-/// the pod decides.
+/// The netdev of the host that a network names as its master; empty where a unit or the pod decides.
 ///
 /// # Errors
-/// Code 7: there is none of this name.
+/// Code 7: it does not exist.
 pub(crate) fn named_master(node: &mut Node, config: &Config) -> Result<Vec<Nic>, Error> {
     let (Some(name), Attach::Child(kind)) = (&config.master, config.attach) else {
         return Ok(Vec::new());

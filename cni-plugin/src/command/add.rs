@@ -62,7 +62,7 @@ pub(super) const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first failure; nothing is left then.
 pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let call = Call::read(&node, request)?;
-    // What no NIC can mend is said before anything is asked or waited for.
+    // A network that is wrong for every NIC is refused before anything waits.
     if let Some(first) = refusals(&call.config, &call.facts(&node))
         .into_iter()
         .next()

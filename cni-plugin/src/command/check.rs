@@ -1,4 +1,4 @@
-//! CHECK: what ADD answered is still so. Changes nothing; more than ADD made is no difference.
+//! CHECK: the pod still has what ADD answered. Changes nothing; additions by others are allowed.
 
 use attachment::{
     addresses::Ipam,
@@ -26,8 +26,8 @@ use crate::{addressing, bind, error::Error};
 pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     let id = request.attachment()?;
     let before = request.config.prev_result()?.ok_or_else(|| {
-        Error::new(Code::InvalidConfig, "prevResult is missing")
-            .with_details("CHECK compares with what ADD answered")
+        let remedy = "CHECK compares with what ADD answered";
+        Error::advise(Code::InvalidConfig, "prevResult is missing", remedy)
     })?;
     before.check_indexes()?;
     let pod = pod_namespace(&node, request)?;

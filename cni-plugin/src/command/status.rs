@@ -82,7 +82,7 @@ fn check_kernel(node: &Node) -> Result<(), Error> {
     Err(Error::advise(
         Code::Unavailable,
         format_args!("the kernel is Linux {release}; rdma-netdev needs {major}.{minor} or newer"),
-        "older kernels do not name the hardware below a link, by which a NIC is known again after \
-         its pod; install a newer kernel on this node",
+        "older kernels do not name the hardware below a link, by which a NIC is found after its pod; \
+         install a newer kernel on this node",
     ))
 }

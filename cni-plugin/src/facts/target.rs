@@ -26,8 +26,8 @@ pub fn move_target(config: &Config, unit: Option<&UnitHcas>) -> Result<Target, E
     }
 }
 
-/// Which netdev of the host a child is on. As the reference plugins do, it is the one of the default
-/// route where nothing else is said and the policy allows uplinks at all.
+/// Which netdev of the host a child is on: by default that of the default route, as in the reference
+/// plugins, if the policy allows uplinks.
 pub(super) fn parent(
     node: &mut Node,
     config: &Config,
@@ -101,7 +101,7 @@ pub(super) fn names_no_hca(unit: &UnitHcas, remedy: &str) -> Error {
     )
 }
 
-/// What sysfs could not say.
+/// That sysfs could not be read.
 pub(crate) fn unreadable(error: &hca::Error) -> Error {
     let code = match error {
         hca::Error::Missing { .. } | hca::Error::BadName { .. } => Code::InvalidConfig,
