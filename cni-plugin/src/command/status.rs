@@ -8,10 +8,7 @@ use attachment::{
     part::Part,
 };
 use cni_wire::{Code, Command, Request};
-use netlink::{
-    link::{self, By},
-    release,
-};
+use netlink::release;
 
 use crate::{
     config::Config,
@@ -44,15 +41,6 @@ fn check(
     let mut node = Node::open(places, subject)?;
     check_kernel(&node)?;
     let config = Config::read(request, &node.policy.values.pkeys)?;
-    if let Some(master) = &config.master
-        && link::get(&mut node.netns.socket, By::Name(master.as_bytes()))?.is_none()
-    {
-        return Err(Error::advise(
-            Code::Unavailable,
-            format_args!("master: netdev {master} does not exist on this host"),
-            "correct the name, or leave it out where Multus passes a deviceID",
-        ));
-    }
     let nics = facts::named_master(&mut node, &config)?;
     node.journal.check_owner()?;
     node.journal.check_writable()?;

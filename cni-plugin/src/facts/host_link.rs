@@ -203,9 +203,10 @@ fn is_selected(roots: &Host, link: &Link, rdma: &[PortId], allow: &Allow) -> Res
 }
 
 pub(super) fn absent(name: &str) -> Error {
-    Error::new(
+    Error::advise(
         Code::InvalidConfig,
-        format!("netdev {name} does not exist on this host"),
+        format_args!("netdev {name} does not exist on this host"),
+        "correct the name, or leave it out where Multus passes a deviceID",
     )
 }
 
