@@ -207,8 +207,8 @@ fn a_bond_has_the_port_of_the_device_that_spans_it() {
     };
     assert_eq!(inventory.bond_names(netdev), ["bond0", "ens1f1np1"]);
     for upper in ["bond0", "bond0.7"] {
-        let hcas = hca::lookup::hcas_of_netdev(&machine.tree.host(), upper, &[]).unwrap();
-        assert!(hcas.contains(&hca), "{upper}: {hcas:?}");
+        let found = hca::lookup::hardware_of_netdev(&machine.tree.host(), upper).unwrap();
+        assert!(found.hcas.contains(&hca), "{upper}: {found:?}");
     }
 }
 
