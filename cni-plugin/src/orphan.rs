@@ -58,12 +58,15 @@ impl OwnNics {
             return Ok(OwnNics::default());
         }
         let started = Instant::now();
+        if !node.policy.values.allow.unallocated {
+            // Each move needs the answer, and no lock is held yet.
+            let _ = units.allocated(node, request);
+        }
         loop {
-            let (key, record, moved) = match OwnNics::reclaim(node, config, units)? {
+            let (key, record, moved) = match OwnNics::reclaim(node, request, config, units)? {
                 Ok(own) => return Ok(own),
                 Err(in_use) => in_use,
             };
-            may_have(node, request, units, &moved)?;
             let left = match node.policy.values.allow.unallocated {
                 false => DEL_TIMEOUT.saturating_sub(started.elapsed()),
                 // Nobody has freed it for this pod.
@@ -80,6 +83,7 @@ impl OwnNics {
     /// has one whose pod is there.
     fn reclaim(
         node: &mut Node,
+        request: &Request,
         config: &Config,
         units: &Units,
     ) -> Result<Result<OwnNics, (Key, Record, Move)>, Error> {
@@ -99,6 +103,7 @@ impl OwnNics {
                 own.true_names.push(None);
                 continue;
             };
+            may_have(node, request, units, &moved)?;
             if moved.returned.is_none() && living(&record)?.is_some() {
                 return Ok(Err((key, record, moved)));
             }
