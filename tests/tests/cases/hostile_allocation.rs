@@ -435,7 +435,7 @@ fn denied_while_in_use() -> Result<()> {
     socket.hold(&pod_named("a", Some("u1")), vec![]);
     let pod = scene.another_pod()?;
     let mut call = call_of(&scene, "b", "u2");
-    (call.netns, call.container_id) = (pod.path(), "c2".to_owned());
+    (call.netns, call.container_id) = (pod.path().to_owned(), "c2".to_owned());
     let moving = scene.network(&json!({"attach": "move", "deviceID": PCI}));
     answer_of(&call, "ADD", &moving)?.success()?;
     for keys in [
