@@ -137,9 +137,7 @@ fn behind_another_plugin_its_result_is_passed_on() -> Result<()> {
     run(&call, "DEL", &config)?;
     let (code, message) = refused(&call, "ADD", &unnamed)?;
     assert_eq!(code, 7, "{message}");
-    for word in ["no RDMA device is selected", "rdmaDevice"] {
-        assert!(message.contains(word), "{word}: {message}");
-    }
+    assert!(message.contains("no RDMA device is selected"), "{message}");
     run(&call, "DEL", &unnamed)?;
     let by_name =
         host.config(&json!({"attach": "rdma-only", "rdmaDevice": "mlx5_0", "prevResult": result}));
