@@ -39,7 +39,7 @@ const TABLES: u32 = 1 << 24;
 /// What the network says of source routing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceRouting {
-    /// On, off, or on unless rules of the host come along.
+    /// On, off, or on unless the netdev has rules of the host.
     pub wanted: Option<bool>,
     /// The table; none for one chosen by the interface's name.
     pub table: Option<u32>,
@@ -122,8 +122,8 @@ impl SourceRouting {
         if let Some(table) = self.table {
             let table = table.saturating_add(rail.unwrap_or(0));
             let wrong = |why: &str, remedy: &str| {
-                let msg = format!("sourceRouting.table: {table} of {ifname} {why}");
-                Err(Error::new(Code::InvalidConfig, msg).with_details(remedy))
+                let msg = format_args!("sourceRouting.table: {table} of {ifname} {why}");
+                Err(Error::advise(Code::InvalidConfig, msg, remedy))
             };
             return match table {
                 _ if is_of_the_kernel(table) => wrong(

@@ -16,7 +16,7 @@ use rdma_netdev::{
     command::status,
     config::{Attach, Config, Devices, RdmaRequirement},
     decide::refusals,
-    facts::{Facts, ForOne},
+    facts::Facts,
 };
 
 /// The names under which this plugin is called: its own, and that of the RDMA CNI plugin, in whose
@@ -118,7 +118,7 @@ fn check_plugin(
         by_unit,
         for_one: kind
             .filter(|kind| !addresses::is_own(kind))
-            .map(|kind| ForOne::Ipam(kind.to_owned())),
+            .map(|kind| addresses::serves_one(kind).into()),
         ranges,
         ..Facts::without_pod(policy, &places.policy)
     };

@@ -111,11 +111,11 @@ impl Ipam {
         leased.map_err(|error| self.release_after(node, request, error))
     }
 
-    /// Its program, where it gives addresses to one interface only.
-    pub fn for_one(&self) -> Option<String> {
+    /// Why it does not give addresses to several interfaces, if so.
+    pub fn serves_one(&self) -> Option<Error> {
         match self {
             Ipam::None | Ipam::Own => None,
-            Ipam::Other(delegate) => Some(delegate.program().display().to_string()),
+            Ipam::Other(delegate) => Some(serves_one(delegate.program().display())),
         }
     }
 
@@ -376,7 +376,7 @@ pub fn is_own(kind: &str) -> bool {
 
 /// Why an IPAM, by its type or program, is none for `devices: all`.
 #[must_use]
-pub fn serves_one(ipam: &str) -> Error {
+pub fn serves_one(ipam: impl Display) -> Error {
     Error::new(
         Code::InvalidConfig,
         format!("devices: all makes several interfaces, and IPAM {ipam} gives addresses to one"),

@@ -78,12 +78,14 @@ pub struct Error {
 
 impl Error {
     /// An error without details.
-    pub fn new(code: Code, msg: impl Into<String>) -> Self {
-        Error {
-            code,
-            msg: msg.into(),
-            details: String::new(),
-        }
+    pub fn new(code: Code, msg: impl fmt::Display) -> Self {
+        Error::advise(code, msg, "")
+    }
+
+    /// An error with what to do about it.
+    pub fn advise(code: Code, msg: impl fmt::Display, remedy: impl fmt::Display) -> Self {
+        let (msg, details) = (msg.to_string(), remedy.to_string());
+        Error { code, msg, details }
     }
 
     /// Adds what to do instead, or what else is known; earlier details stay.

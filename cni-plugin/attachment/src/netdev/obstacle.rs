@@ -1,8 +1,6 @@
 //! What keeps a netdev from being moved: state of the host's that a change of namespaces destroys
 //! and this program does not restore, or that would act in the pod.
 
-use std::{fs, io::ErrorKind, path::Path};
-
 use cni_wire::Code;
 use hca::MacAddress;
 use netlink::{Socket, bpf, link::Link, neighbour, qdisc};
@@ -27,7 +25,6 @@ pub enum Addresses {
 /// namespace.
 pub fn obstacles(
     socket: &mut Socket,
-    proc: &Path,
     link: &Link,
     snapshot: &Snapshot,
     addresses: Addresses,
@@ -66,22 +63,6 @@ pub fn obstacles(
             ),
         );
     }
-    // A kernel without packet sockets has no such file.
-    let sockets = match fs::read_to_string(proc.join("net/packet")) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            return Err(netlink::Error::call("list packet sockets", e));
-        }
-        sockets => sockets.unwrap_or_default(),
-    };
-    if let Some(protocol) = packet_socket(&sockets, link.index) {
-        add(
-            format!(
-                "a program of the host has a packet socket on {name} (protocol 0x{protocol:04x}), \
-                 which a move would cut off"
-            ),
-            format!("ss -0p shows the program: end it, or take {name} out of its configuration"),
-        );
-    }
     for (route, message) in snapshot.state.entries(ROUTE) {
         if parse_hex::<RouteMessage>(message).is_ok_and(|route| replay::is_multipath(&route)) {
             add(
@@ -108,21 +89,6 @@ pub fn obstacles(
     }
     found.extend(leased(snapshot, addresses));
     Ok(found)
-}
-
-/// The protocol of a packet socket that is bound to a link, by the text of `/proc/net/packet`. Pure.
-///
-/// Sockets that receive LLDP only are no obstacle: systemd-networkd has one on each link that it
-/// manages, and opens it again.
-fn packet_socket(sockets: &str, index: u32) -> Option<u16> {
-    const LLDP: u16 = 0x88cc;
-    let mut bound = sockets.lines().filter_map(|line| {
-        let mut fields = line.split_whitespace().skip(3);
-        let protocol = u16::from_str_radix(fields.next()?, 16).ok()?;
-        let of: u32 = fields.next()?.parse().ok()?;
-        (of == index).then_some(protocol)
-    });
-    bound.find(|protocol| *protocol != LLDP)
 }
 
 fn obstacle(what: String, remedy: impl AsRef<str>) -> Error {
@@ -166,21 +132,6 @@ mod tests {
         ];
         let message = Message::of(&message, display::address(&message));
         (message.text, message.message)
-    }
-
-    #[test]
-    fn packet_sockets_of_other_links_and_for_lldp_are_no_obstacle() {
-        let sockets = "\
-sk               RefCnt Type Proto  Iface R Rmem   User   Inode
-00000000391faf33 3      3    88f7   3     1 0      0      22996228
-0000000004630554 3      3    0003   0     1 10880  0      22996229
-00000000391faf34 3      2    88cc   4     1 0      998    22996230
-";
-        assert_eq!(packet_socket(sockets, 3), Some(0x88f7));
-        assert_eq!(packet_socket(sockets, 4), None);
-        assert_eq!(packet_socket(sockets, 5), None);
-        let both = format!("{sockets}x 3 3 0003 4 1 0 0 1\n");
-        assert_eq!(packet_socket(&both, 4), Some(3));
     }
 
     #[test]

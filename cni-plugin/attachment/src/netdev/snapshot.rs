@@ -8,8 +8,7 @@
 //! person who reads the journal.
 //!
 //! Queueing disciplines with their filters, which a change of namespaces destroys, multipath routes,
-//! which it changes, packet sockets of the host, and BPF programs, which would act in the pod, keep a netdev from
-//! being moved: [`super::obstacle`].
+//! which it changes, and BPF programs, which would act in the pod, keep a netdev from being moved: [`super::obstacle`].
 
 use std::path::Path;
 
