@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Instant};
 
 use attachment::{addresses::Ipam, journal::Record, node::Node, part::Part};
 use cni_wire::{CniResult, Code, Dns, Interface, IpConfig, Request, Version, text::list};
-use hca::{HcaId, Host, PortId};
+use hca::{HcaId, PortId};
 use netlink::{Namespace, link::Link, sysfs::Sysfs};
 use node::policy::Allow;
 
@@ -45,12 +45,12 @@ impl Chain {
             });
         };
         if !allow.unleased_addresses() {
-            let message = format!(
-                "the node's policy does not allow an ipvlan the addresses of prevResult, such as {}",
-                first.address
-            );
-            return Err(Error::new(Code::Policy, message)
-                .with_details("set ipam, or let an administrator add static to allow.ipam"));
+            let address = first.address;
+            return Err(Error::advise(
+                Code::Policy,
+                format_args!("the node's policy does not allow {address} of prevResult"),
+                "set ipam, or let an administrator add static to allow.ipam",
+            ));
         }
         let taken = Some(CniResult {
             ips: std::mem::take(&mut result.ips),
@@ -61,7 +61,7 @@ impl Chain {
     }
 }
 
-/// The chain's only interface, which a chained ipvlan is on unless a master is named.
+/// The chain's only interface: a chained ipvlan is on it unless the network sets a master.
 ///
 /// # Errors
 /// Code 7: several interfaces could be meant.
@@ -71,11 +71,11 @@ pub(crate) fn only_interface(before: &CniResult) -> Result<Option<String>, Error
         [only] => Ok(Some(only.name.clone())),
         several => {
             let names = list(several.iter().map(|interface| &interface.name));
-            Err(Error::new(
+            Err(Error::advise(
                 Code::InvalidConfig,
-                format!("prevResult has several interfaces: {names}"),
-            )
-            .with_details("say with master which one the ipvlan is to stand on"))
+                format_args!("prevResult has several interfaces: {names}"),
+                "set master to the one below the ipvlan",
+            ))
         }
     }
 }
@@ -141,7 +141,7 @@ impl Made<'_> {
     /// there is one: of several interfaces it has the first's PCI function, and all RDMA devices and
     /// GIDs. `before` is the chain's result.
     ///
-    /// Returns the GID indexes of slots, as the daemon is told them.
+    /// Returns the GID indexes of slots, for the daemon.
     ///
     /// # Errors
     /// Code 100: the pod's namespace cannot be read. What cannot be written is a warning.
@@ -162,20 +162,15 @@ impl Made<'_> {
         let started = Instant::now();
         let (mut gids, mut devices) = (Vec::new(), Vec::new());
         for (part, one) in self.record.parts.iter().zip(&behind) {
-            let await_in = |host: &Host| {
-                let (ports, addresses) = (&one.ports, &one.addresses);
-                gids::await_ready(host, ports, addresses, part.name(), started, &node.log)
-            };
-            let ready = match part.rdma() {
-                [] => await_in(&node.roots),
-                _ => {
-                    let sysfs = Sysfs::of(self.pod, &node.netns.namespace)?;
-                    await_in(&Host {
-                        sys: sysfs.path(),
-                        ..node.roots.clone()
-                    })
-                }
-            };
+            let of_pod = (!part.rdma().is_empty())
+                .then(|| Sysfs::of(self.pod, &node.netns.namespace))
+                .transpose()?;
+            let mut host = node.roots.clone();
+            if let Some(sysfs) = &of_pod {
+                host.sys = sysfs.path();
+            }
+            let (ports, addresses) = (&one.ports, &one.addresses);
+            let ready = gids::await_ready(&host, ports, addresses, part.name(), started, &node.log);
             let slot = part.slots().first().map(|slot| slot.unit.clone());
             indexes.extend(slot.zip(gids::common_index(&ready)));
             gids.extend(ready);

@@ -83,9 +83,11 @@ impl Delegate {
         }
         Err(failure.unwrap_or_else(|| {
             let searched = std::env::join_paths(path).unwrap_or_default();
-            let what = format!("plugin {name} is not in CNI_PATH ({})", searched.display());
-            Error::new(Code::InvalidConfig, what)
-                .with_details(format!("install {name} on this node, or name another type"))
+            Error::advise(
+                Code::InvalidConfig,
+                format_args!("plugin {name} is not in CNI_PATH ({})", searched.display()),
+                format_args!("install {name} on this node, or name another type"),
+            )
         }))
     }
 
@@ -98,8 +100,8 @@ impl Delegate {
     pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let answer = self.start(Command::Add, request)??;
         let value = json::parse(&answer).map_err(|e| {
-            let what = format!("{} answered ADD with no JSON document: {e}", self.name);
-            Error::new(Code::Decode, what).with_details(excerpt(&answer))
+            let what = format!("the answer of {} to ADD is {e}", self.name);
+            Error::advise(Code::Decode, what, excerpt(&answer))
         })?;
         CniResult::parse(&value, Some(request.config.version))
             .map_err(|e| e.context(format_args!("result of {}", self.name)))
@@ -124,7 +126,7 @@ impl Delegate {
         let ended = match self.run(command, request) {
             Ok(ended) => ended,
             Err(e) => {
-                let what = format!("run {} {}: {e}", self.program.display(), command.as_str());
+                let what = format!("run {} {command}: {e}", self.program.display());
                 let error = Error::new(Code::Io, what);
                 return match e.raw_os_error() {
                     Some(ENOENT | ENOTDIR | EACCES | EPERM | ENOEXEC) => Err(error),
@@ -174,23 +176,24 @@ impl Delegate {
 
 impl Ended {
     fn answer(self, command: Command) -> Result<Vec<u8>, Error> {
-        let command = command.as_str();
         if self.stdout.len() > MAX_ANSWER_BYTES {
             let what = format!("{command} wrote more than {MAX_ANSWER_BYTES} bytes");
-            return Err(Error::new(Code::Decode, what).with_details(excerpt(&self.stdout)));
+            return Err(Error::advise(Code::Decode, what, excerpt(&self.stdout)));
         }
         if self.status.success() {
             return Ok(self.stdout);
         }
         if let Ok(reported) = serde_json::from_slice::<Reported>(&self.stdout) {
-            let fit = |text: &str| fit(text, MAX_TEXT_BYTES);
             // 0 means success, which a runtime would believe.
-            let code = reported.code.filter(|code| *code != 0);
-            let error = Error::new(code.map_or(Code::Internal, Code), fit(&reported.msg));
-            return Err(error.with_details(fit(&reported.details.unwrap_or_default())));
+            let code = reported.code.filter(|code| *code != 0).map(Code);
+            let (code, fit) = (code.unwrap_or(Code::Internal), |t: &str| {
+                fit(t, MAX_TEXT_BYTES)
+            });
+            let details = fit(&reported.details.unwrap_or_default());
+            return Err(Error::advise(code, fit(&reported.msg), details));
         }
         let what = format!("{command} failed without an error object ({})", self.status);
-        let failed = Error::new(Code::Decode, what).with_details(excerpt(&self.stdout));
+        let failed = Error::advise(Code::Decode, what, excerpt(&self.stdout));
         Err(match self.stderr.as_str() {
             "" => failed,
             text => failed.with_details(format!("on stderr: {}", bounded(text, EXCERPT_BYTES))),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use crate::{Version, text::fit};
 
@@ -109,14 +109,12 @@ impl Error {
     ///
     /// `version` is the configuration's, or the newest where none could be read.
     pub fn to_json(&self, version: Version) -> Value {
-        let mut object = Map::new();
-        object.insert("cniVersion".into(), version.as_str().into());
-        object.insert("code".into(), self.code.0.into());
-        object.insert("msg".into(), fit(&self.msg, MAX_MESSAGE_BYTES).into());
+        let msg = fit(&self.msg, MAX_MESSAGE_BYTES);
+        let mut document = json!({"cniVersion": version, "code": self.code.0, "msg": msg});
         if !self.details.is_empty() {
-            object.insert("details".into(), fit(&self.details, MAX_TEXT_BYTES).into());
+            document["details"] = fit(&self.details, MAX_TEXT_BYTES).into();
         }
-        Value::Object(object)
+        document
     }
 }
 
@@ -141,8 +139,6 @@ impl std::error::Error for Error {}
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
