@@ -64,7 +64,7 @@ impl Chain {
 /// The chain's only interface: a chained ipvlan is on it unless the network sets a master.
 ///
 /// # Errors
-/// Code 7: several interfaces could be meant.
+/// Code 7: prevResult has several interfaces.
 pub(crate) fn only_interface(before: &CniResult) -> Result<Option<String>, Error> {
     match before.interfaces.as_slice() {
         [] => Ok(None),

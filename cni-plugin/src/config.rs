@@ -175,16 +175,7 @@ struct Keys {
 }
 
 /// Keys that every plugin has.
-const SHARED: [&str; 8] = [
-    "args",
-    "capabilities",
-    "cniVersion",
-    "dns",
-    "ipam",
-    "name",
-    "prevResult",
-    "runtimeConfig",
-];
+const SHARED: &str = "args capabilities cniVersion dns ipam name prevResult runtimeConfig";
 
 /// The `type` under which the RDMA CNI plugin is installed. In its place this one does what that does.
 const RDMA_CNI: &str = "rdma";
@@ -652,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn a_netdev_to_be_moved_stands_beside_nothing_of_a_child() {
+    fn a_netdev_to_move_and_a_master_exclude_each_other() {
         let devices = [
             ("device", json!("eth1")),
             ("hwaddr", json!("02:00:00:00:00:01")),

@@ -30,11 +30,11 @@ cni_wire::words! {
 
 /// Whether RDMA devices move into the pod.
 ///
-/// `mode` is that of the RDMA subsystem, none without one; `has_rdma` says whether the netdev
+/// `mode` is the RDMA subsystem's, none without one; `has_rdma` says whether the netdev
 /// `name` has any. Pure.
 ///
 /// # Errors
-/// Code 50: the mode does not allow what is asked for; code 7: the netdev has no RDMA device.
+/// Code 50: the mode does not allow the request; code 7: the netdev does not have an RDMA device.
 pub(crate) fn moves(
     requirement: RdmaRequirement,
     attach: Attach,
@@ -150,7 +150,7 @@ impl MovableRdma {
     }
 }
 
-/// Reads the devices of these names. `netdev` is the one that they move with, `guid` what is set of it.
+/// Reads the devices of these names. They move with `netdev`, and get `guid`.
 ///
 /// # Errors
 /// Code 11: one is not in the host's namespace.

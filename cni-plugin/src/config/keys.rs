@@ -12,7 +12,8 @@ use super::{Config, Keys, SHARED, invalid};
 
 /// The keys that are read here, and those that every plugin has. docs/reference.md explains each.
 pub fn all() -> Vec<&'static str> {
-    [keys_of::<Keys>(), keys_of::<Config>(), &SHARED].concat()
+    let shared: Vec<&str> = SHARED.split(' ').collect();
+    [keys_of::<Keys>(), keys_of::<Config>(), &shared].concat()
 }
 
 /// Keys of other plugins that change where packets go, isolation, addresses or who may send, and

@@ -96,28 +96,17 @@ pub(super) fn check(
     let device = naming.first().copied();
     let slot = config.allocation.as_ref();
     let slot = slot.filter(|a| matches!(a.unit, UnitId::Slot { .. }));
+    let units = (config.devices == Devices::All).then(|| "devices: all".to_owned());
     let deciders = [
-        (
-            Device,
-            device.map(str::to_owned),
-            "which names a netdev of the host to be moved",
-        ),
-        (
-            Units,
-            (config.devices == Devices::All).then(|| "devices: all".to_owned()),
-            "where each of the pod's units decides about its own interface",
-        ),
-        (
-            Slot,
-            slot.map(|slot| format!("deviceID {}", slot.text)),
-            "which is a slot and decides the netdev",
-        ),
+        (Device, device.map(str::to_owned)),
+        (Units, units),
+        (Slot, slot.map(|slot| format!("the slot {}", slot.text))),
     ];
-    for (decider, by, why) in deciders {
+    for (decider, by) in deciders {
         let mut rows = given.iter();
         if let (Some(by), Some((key, ..))) = (by, rows.find(|row| row.3.contains(&decider))) {
             return Err(invalid(
-                format!("{key}: has no meaning beside {by}, {why}"),
+                format!("{key}: has no meaning beside {by}, which selects the netdevs"),
                 format!("leave out {key}, or {by}"),
             ));
         }

@@ -139,7 +139,7 @@ mod tests {
                 .id,
             0
         );
-        // 0 is no limit.
+        // 0 means without a limit.
         assert!(read(json!({"min_tx_rate": 9, "max_tx_rate": 0})).is_ok());
     }
 

@@ -38,7 +38,7 @@ impl NetworkConfig {
     /// refuses such a configuration, and what was attached before it was written must come down.
     ///
     /// # Errors
-    /// As [`NetworkConfig::parse`], of what is left.
+    /// As [`NetworkConfig::parse`], for the other keys.
     pub fn parse_for_release(raw: &[u8]) -> Result<Self, Error> {
         Self::of(object(raw, |_| Ok(()))?, raw)
     }

@@ -79,12 +79,6 @@ impl ContainerId {
     }
 }
 
-impl fmt::Display for ContainerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// The rule of [`is_identifier`] in words.
 pub(crate) const IDENTIFIER_RULE: &str =
     "it starts with a letter or digit and has letters, digits, '_', '.', '-'";
@@ -131,11 +125,17 @@ impl IfName {
     }
 }
 
-impl fmt::Display for IfName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+macro_rules! display {
+    ($($name:ident)+) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    )+};
 }
+
+display!(ContainerId IfName Args);
 
 /// The specification's identity of an attachment within a network.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
@@ -165,7 +165,7 @@ pub const KNOWN_ARGS: [&str; 6] = [
 
 /// `CNI_ARGS`: pairs of key and value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Args(Vec<(String, String)>);
+pub struct Args(String);
 
 impl Args {
     /// Reads `K=V;K2=V2`; keys are case-sensitive here, unlike in JSON.
@@ -173,25 +173,28 @@ impl Args {
     /// # Errors
     /// Code 4 naming the text that is not a pair.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        text.split(';')
-            .filter(|pair| !pair.is_empty())
-            .map(|pair| match pair.split_once('=') {
-                Some((key, value)) if !key.is_empty() && !value.contains('=') => {
-                    Ok((key.to_owned(), value.to_owned()))
-                }
-                _ => Err(wrong(
-                    format!("CNI_ARGS: {pair:?} is not a pair KEY=VALUE"),
-                    "separate pairs with ';'",
-                )),
-            })
-            .collect::<Result<_, _>>()
-            .map(Args)
+        let is_pair = |pair: &str| match pair.split_once('=') {
+            Some((key, value)) => !key.is_empty() && !value.contains('='),
+            None => pair.is_empty(),
+        };
+        match text.split(';').find(|pair| !is_pair(pair)) {
+            None => Ok(Args(text.to_owned())),
+            Some(pair) => Err(wrong(
+                format!("CNI_ARGS: {pair:?} is not a pair KEY=VALUE"),
+                "separate pairs with ';'",
+            )),
+        }
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.0.split(';');
+        pairs.filter_map(|pair| pair.split_once('='))
     }
 
     /// The value of a key; an empty one counts as absent, the last of several wins.
     pub fn get(&self, key: &str) -> Option<&str> {
-        let (_, value) = self.0.iter().rfind(|(known, _)| known == key)?;
-        Some(value.as_str()).filter(|value| !value.is_empty())
+        let values = self.pairs().filter(|(known, _)| *known == key);
+        values.last().map(|(_, v)| v).filter(|v| !v.is_empty())
     }
 
     /// Refuses keys that are not known, unless `IgnoreUnknown` says not to.
@@ -199,7 +202,7 @@ impl Args {
     /// # Errors
     /// Code 4 naming the keys.
     pub fn allow_only(&self, known: &[&str]) -> Result<(), Error> {
-        let keys = self.0.iter().map(|(key, _)| key.as_str());
+        let keys = self.pairs().map(|(key, _)| key);
         let unknown = keys.filter(|key| *key != "IgnoreUnknown" && !known.contains(key));
         let unknown = list(unknown);
         if unknown.is_empty() || is_true(self.get("IgnoreUnknown")) {
@@ -209,13 +212,6 @@ impl Args {
             format!("CNI_ARGS: unknown keys {unknown}, without IgnoreUnknown=1"),
             format!("known keys: {}", list(known)),
         ))
-    }
-}
-
-impl fmt::Display for Args {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pairs = self.0.iter().map(|(key, value)| format!("{key}={value}"));
-        f.write_str(&pairs.collect::<Vec<_>>().join(";"))
     }
 }
 

@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_runtime_is_given_neither_control_characters_nor_megabytes() {
-        let error = Error::new(Code::Io, "a\u{1b}[2J\n").with_details("x".repeat(1 << 20));
+        let error = Error::advise(Code::Io, "a\u{1b}[2J\n", "x".repeat(1 << 20));
         let document = error.to_json(Version::V1_0_0);
         assert_eq!(document["msg"], "a\\u{1b}[2J\\n");
         let details = document["details"].as_str().unwrap();

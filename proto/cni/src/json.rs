@@ -1,9 +1,9 @@
 //! Reads JSON into types. One decoder, three readings.
 //!
 //! *Go*: what other CNI plugins answer, and files of the RDMA shared and the SR-IOV device plugin. Those
-//! are Go programs, and files that work today lean on what Go's decoder forgives: keys match without
-//! regard to case, `null` is the zero value, a key that appears twice is decoded twice into the same
-//! place (so the later scalar or list wins and objects merge), unknown keys are ignored. What Go refuses
+//! are Go programs, and files that work today can depend on Go's decoder: keys match without
+//! regard to case, `null` is the zero value, of a key that appears twice the later scalar or list wins
+//! (an object that appears twice is an error here), unknown keys are ignored. What Go refuses
 //! (a string where a number belongs, `1e3` for an integer, text after the document) is refused here too.
 //! A misspelt selector silently widens a pool, so an unknown key can be reported with the nearest one.
 //!
@@ -12,7 +12,6 @@
 //!
 //! *Strict*: the node's policy. Unknown and repeated keys, another case and `null` are errors.
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::iter::Enumerate;
 use std::marker::PhantomData;
@@ -233,7 +232,7 @@ struct Decoder<'d> {
     reading: Reading<'d>,
 }
 
-type Field<'d> = (&'d str, Cow<'d, Value>);
+type Field<'d> = (&'d str, &'d Value);
 
 impl<'d> Decoder<'d> {
     fn read<'de, S: DeserializeSeed<'de>>(&self, seed: S) -> Result<S::Value, Error> {
@@ -287,7 +286,7 @@ impl<'d> Decoder<'d> {
 
     /// The fields of an object with these keys.
     fn known_fields(&self, known: &'static [&'static str]) -> Result<Vec<Field<'d>>, Error> {
-        let mut merged: Vec<Field<'d>> = Vec::new();
+        let mut fields: Vec<Field<'d>> = Vec::new();
         for (key, value) in self.object()? {
             let name = match self.reading {
                 Reading::Strict => known.iter().copied().find(|name| name == key),
@@ -309,46 +308,30 @@ impl<'d> Decoder<'d> {
                 }
                 continue;
             };
-            match merged.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, earlier)) => {
-                    self.check_repeated(key)?;
-                    merge(earlier, value);
-                }
-                None => merged.push((name, Cow::Borrowed(value))),
+            let earlier = fields.iter_mut().find(|(other, _)| *other == name);
+            match (earlier, self.reading, value) {
+                (None, ..) => fields.push((name, value)),
+                (Some(_), Reading::Go(_), Value::Null) => {}
+                // Go decodes both objects into one place.
+                (Some(_), _, Value::Object(_)) => return Err(self.repeated(key)),
+                (Some(earlier), Reading::Go(_), _) => earlier.1 = value,
+                (Some(_), ..) => return Err(self.repeated(key)),
             }
         }
         if !matches!(self.reading, Reading::Strict) {
             // The type's default is Go's zero value.
-            merged.retain(|(_, value)| **value != Value::Null);
+            fields.retain(|(_, value)| **value != Value::Null);
         }
-        Ok(merged)
+        Ok(fields)
     }
 
-    fn check_repeated(&self, key: &str) -> Result<(), Error> {
-        match self.reading {
-            Reading::Go(_) => Ok(()),
-            Reading::Network | Reading::Strict => Err(self.wrong(key, "the key is there twice")),
-        }
+    fn repeated(&self, key: &str) -> Error {
+        self.wrong(key, "the key is there twice")
     }
 }
 
 fn expected(what: &str) -> Error {
     Error::Type(what.to_owned())
-}
-
-/// What Go has after it decoded both into one place: objects merge, of scalars and lists the later
-/// one counts, and `null` empties a list alone.
-fn merge<'d>(earlier: &mut Cow<'d, Value>, later: &'d Value) {
-    match (&**earlier, later) {
-        (Value::Object(_), Value::Object(more)) => {
-            if let Value::Object(fields) = earlier.to_mut() {
-                fields.extend(more.iter().cloned());
-            }
-        }
-        (Value::Array(_), _) => *earlier = Cow::Borrowed(later),
-        (_, Value::Null) => {}
-        _ => *earlier = Cow::Borrowed(later),
-    }
 }
 
 impl<'de> Deserializer<'de> for &Decoder<'_> {
@@ -395,11 +378,12 @@ impl<'de> Deserializer<'de> for &Decoder<'_> {
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         let mut fields: Vec<Field<'_>> = Vec::new();
+        let may_repeat = matches!(self.reading, Reading::Go(_));
         for (key, value) in self.object()? {
-            if fields.iter().any(|(other, _)| other == key) {
-                self.check_repeated(key)?;
+            if !may_repeat && fields.iter().any(|(other, _)| other == key) {
+                return Err(self.repeated(key));
             }
-            fields.push((key, Cow::Borrowed(value)));
+            fields.push((key, value));
         }
         visitor.visit_map(Fields(self, fields.into_iter(), None))
     }
@@ -468,7 +452,7 @@ impl<'de> MapAccess<'de> for Fields<'_> {
         let field = self.2.take();
         let (key, value) = field.ok_or_else(|| de::Error::custom("a value without a key"))?;
         let path = Path::Key(&self.0.path, key);
-        self.0.inner(&value, path).read(seed)
+        self.0.inner(value, path).read(seed)
     }
 }
 

@@ -9,7 +9,7 @@
 //! The fields that 1.1.0 added are written for 1.0.0 too, as the Go library does: runtimes
 //! that do not know them pass over them.
 
-use std::{net::IpAddr, str::FromStr};
+use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
@@ -37,18 +37,15 @@ pub struct Interface {
     /// Its name in the namespace it is in.
     pub name: String,
     /// Its hardware address; none for devices without a netdev.
-    #[serde(deserialize_with = "optional")]
     pub mac: Option<String>,
     /// Its MTU in bytes.
     pub mtu: Option<u32>,
     /// The path of its namespace as the runtime gave it; none for the host's.
-    #[serde(deserialize_with = "optional")]
     pub sandbox: Option<String>,
     /// The socket of a vhost-user device.
-    #[serde(deserialize_with = "optional")]
     pub socket_path: Option<String>,
     /// The PCI address behind it.
-    #[serde(rename = "pciID", deserialize_with = "optional")]
+    #[serde(rename = "pciID")]
     pub pci_id: Option<String>,
 }
 
@@ -108,7 +105,6 @@ pub struct Dns {
     /// Servers, by preference.
     pub nameservers: Vec<String>,
     /// The local domain.
-    #[serde(deserialize_with = "optional")]
     pub domain: Option<String>,
     /// Domains to search.
     pub search: Vec<String>,
@@ -226,8 +222,8 @@ fn prune(value: &mut Value) {
     }
 }
 
-/// A text that is read by `FromStr`; an empty one counts as absent.
-fn optional<'de, D: Deserializer<'de>, T: FromStr>(from: D) -> Result<Option<T>, D::Error> {
+/// An empty text counts as absent.
+fn optional<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D::Error> {
     let text = Option::<String>::deserialize(from)?.filter(|text| !text.is_empty());
     let read = text.map(|text| text.parse()).transpose();
     read.map_err(|_| D::Error::custom("must be an address"))

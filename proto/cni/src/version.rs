@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{Code, Error, text::list};
 
 words! {
-    /// A version these plugins speak; ordered by age. Membership is exact: there is no 0.3.2.
+    /// A supported version; ordered by age. 0.3.2 does not exist.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum Version {
         /// Several addresses and interfaces.
@@ -31,7 +31,7 @@ impl Version {
     /// Reads `cniVersion`; an empty text means 0.1.0, as the specification says of a missing key.
     ///
     /// # Errors
-    /// Code 6 for what is not a version, code 1 for a version that is not supported.
+    /// Code 6 for a text that is not a version, code 1 for a version that is not supported.
     pub fn parse(text: &str) -> Result<Version, Error> {
         let text = match text {
             "" => "0.1.0",
