@@ -8,13 +8,13 @@
 
 use std::{
     fs::{self, OpenOptions},
-    io::{self, BufReader, Read},
+    io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use cni_wire::AttachmentId;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::gids::Ready;
 
@@ -43,12 +43,16 @@ pub(crate) struct Report<'a> {
 /// Why it is not written, as text.
 pub(crate) fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathBuf, String> {
     let path = Path::new(named);
-    let is_parent = |directory: &&&str| path.parent() == Some(Path::new(directory));
-    let Some(directory) = DIRECTORIES.iter().find(is_parent) else {
+    let known = DIRECTORIES
+        .iter()
+        .find(|directory| path.parent() == Some(Path::new(directory)));
+    let Some(directory) = known else {
         return Err(format!("{named} is not a file in {}", DIRECTORIES[0]));
     };
-    let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.unwrap_or_default();
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
     // As Multus makes it: <network>-<container>_<interface>.
     let of_attachment = name.ends_with(&format!("-{}_{}", id.container_id, id.ifname));
     if !of_attachment || name.chars().any(char::is_control) {
@@ -60,49 +64,59 @@ pub(crate) fn place(root: &Path, named: &str, id: &AttachmentId) -> Result<PathB
 /// Completes what is in the file. Nothing is written for an interface without a PCI function:
 /// the specification has no word for it.
 pub(crate) fn write(file: &Path, report: &Report<'_>) -> io::Result<()> {
-    let mut known = read(file);
-    if !known["pci"].is_object() {
-        known["pci"] = json!({});
-    }
-    let pci = &mut known["pci"];
-    if let Some(address) = report.pci {
-        pci["pci-address"] = address.into();
-    }
-    if !pci["pci-address"].is_string() {
+    let known = read(file);
+    let named = known
+        .get("pci")
+        .and_then(|pci| pci.get("pci-address")?.as_str());
+    let Some(pci) = report.pci.or(named).map(str::to_owned) else {
         return Ok(());
-    }
-    if !report.rdma.is_empty() {
-        pci["rdma-device"] = report.rdma.join(",").into();
-    }
-    known["type"] = "pci".into();
-    known["version"] = VERSION.into();
-    if !report.gids.is_empty() {
-        known["rdma-gids"] = report.gids.iter().map(Ready::to_json).collect();
-    }
+    };
+    let text = merge(known, &pci, report).to_string();
     // A runtime that names the file need not have made its directory.
     if let Some(directory) = file.parent() {
         fs::create_dir_all(directory)?;
     }
-    node::file::replace(file, known.to_string())
+    node::file::replace(file, text)
 }
 
-/// The document in the file; an empty one where there is none.
-fn read(file: &Path) -> Value {
+/// What another wrote there; nothing where that is no such document.
+fn read(file: &Path) -> Map<String, Value> {
     // Neither a link nor a FIFO is what the device plugin wrote.
     let opened = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(file);
-    let regular = opened
-        .ok()
-        .filter(|file| file.metadata().is_ok_and(|file| file.is_file()));
-    let document = regular.and_then(|file| {
-        let text = BufReader::new(file.take(MAX_FILE_BYTES));
-        serde_json::from_reader(text).ok()
+    let text = opened.and_then(|file| {
+        if !file.metadata()?.is_file() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut text = String::new();
+        io::Read::read_to_string(&mut io::Read::take(file, MAX_FILE_BYTES), &mut text).map(|_| text)
     });
-    document
-        .filter(Value::is_object)
-        .unwrap_or_else(|| json!({}))
+    let parsed = text.ok().and_then(|text| serde_json::from_str(&text).ok());
+    match parsed {
+        Some(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+fn merge(mut known: Map<String, Value>, pci: &str, report: &Report<'_>) -> Value {
+    let mut about = match known.remove("pci") {
+        Some(Value::Object(map)) => map,
+        _ => Map::new(),
+    };
+    about.insert("pci-address".into(), pci.into());
+    if !report.rdma.is_empty() {
+        about.insert("rdma-device".into(), report.rdma.join(",").into());
+    }
+    known.insert("type".into(), "pci".into());
+    known.insert("version".into(), VERSION.into());
+    known.insert("pci".into(), Value::Object(about));
+    if !report.gids.is_empty() {
+        let gids: Vec<Value> = report.gids.iter().map(Ready::to_json).collect();
+        known.insert("rdma-gids".into(), json!(gids));
+    }
+    Value::Object(known)
 }
 
 #[cfg(test)]

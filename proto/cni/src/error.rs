@@ -111,8 +111,9 @@ impl Error {
     pub fn to_json(&self, version: Version) -> Value {
         let msg = fit(&self.msg, MAX_MESSAGE_BYTES);
         let mut document = json!({"cniVersion": version, "code": self.code.0, "msg": msg});
-        if !self.details.is_empty() {
-            document["details"] = fit(&self.details, MAX_TEXT_BYTES).into();
+        if let (Value::Object(fields), false) = (&mut document, self.details.is_empty()) {
+            let details = fit(&self.details, MAX_TEXT_BYTES);
+            fields.insert("details".into(), details.into());
         }
         document
     }

@@ -197,7 +197,10 @@ impl CniResult {
         .unwrap_or_default();
         if let Some(Value::Array(ips)) = document.get_mut("ips").filter(|_| is_old) {
             for (ip, of) in ips.iter_mut().zip(&answer.ips) {
-                ip["version"] = if of.address.is_ipv6() { "6" } else { "4" }.into();
+                let family = if of.address.is_ipv6() { "6" } else { "4" };
+                if let Value::Object(fields) = ip {
+                    fields.insert("version".into(), family.into());
+                }
             }
         }
         prune(&mut document);
