@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Instant};
 
 use attachment::{addresses::Ipam, journal::Record, node::Node, part::Part};
 use cni_wire::{CniResult, Code, Dns, Interface, IpConfig, Request, Version, text::list};
-use hca::{HcaId, Host, PortId};
+use hca::{HcaId, PortId};
 use netlink::{Namespace, link::Link, sysfs::Sysfs};
 use node::policy::Allow;
 
@@ -63,10 +63,10 @@ impl Chain {
     }
 }
 
-/// The chain's only interface, which a chained ipvlan is on unless a master is named.
+/// The chain's only interface: a chained ipvlan is on it unless the network sets a master.
 ///
 /// # Errors
-/// Code 7: several interfaces could be meant.
+/// Code 7: prevResult has several interfaces.
 pub(crate) fn only_interface(before: &CniResult) -> Result<Option<String>, Error> {
     match before.interfaces.as_slice() {
         [] => Ok(None),
@@ -143,7 +143,7 @@ impl Made<'_> {
     /// there is one: of several interfaces it has the first's PCI function, and all RDMA devices and
     /// GIDs. `before` is the chain's result.
     ///
-    /// Returns the GID indexes of slots, as the daemon is told them.
+    /// Returns the GID indexes of slots, for the daemon.
     ///
     /// # Errors
     /// Code 100: the pod's namespace cannot be read. What cannot be written is a warning.
@@ -164,20 +164,15 @@ impl Made<'_> {
         let started = Instant::now();
         let (mut gids, mut devices) = (Vec::new(), Vec::new());
         for (part, one) in self.record.parts.iter().zip(&behind) {
-            let await_in = |host: &Host| {
-                let (ports, addresses) = (&one.ports, &one.addresses);
-                gids::await_ready(host, ports, addresses, part.name(), started, &node.log)
-            };
-            let ready = match part.rdma() {
-                [] => await_in(&node.roots),
-                _ => {
-                    let sysfs = Sysfs::of(self.pod, &node.netns.namespace)?;
-                    await_in(&Host {
-                        sys: sysfs.path(),
-                        ..node.roots.clone()
-                    })
-                }
-            };
+            let of_pod = (!part.rdma().is_empty())
+                .then(|| Sysfs::of(self.pod, &node.netns.namespace))
+                .transpose()?;
+            let mut host = node.roots.clone();
+            if let Some(sysfs) = &of_pod {
+                host.sys = sysfs.path();
+            }
+            let (ports, addresses) = (&one.ports, &one.addresses);
+            let ready = gids::await_ready(&host, ports, addresses, part.name(), started, &node.log);
             let slot = part.slots().first().map(|slot| slot.unit.clone());
             indexes.extend(slot.zip(gids::common_index(&ready)));
             gids.extend(ready);

@@ -213,18 +213,18 @@ fn default_mtu(link: ChildLink, parent: &Link) -> Option<u32> {
 fn child_link(network: &Config, kind: ChildKind, parent: &Link) -> Result<ChildLink, Error> {
     Ok(match kind {
         ChildKind::Macvlan => ChildLink::Macvlan {
-            mode: network.macvlan_mode()?,
+            mode: network.mode()?.unwrap_or_default(),
             broadcast_queue: network.broadcast_queue,
         },
         ChildKind::Ipvlan => ChildLink::Ipvlan {
-            mode: network.ipvlan_mode()?,
+            mode: network.mode()?.unwrap_or_default(),
         },
         ChildKind::Ipoib => {
             let (pkey, of_parent) = ipoib_of(parent);
             ChildLink::Ipoib {
                 // The kernel wants the membership bit set and works it out from the port's table.
                 pkey: network.pkey.unwrap_or(pkey) | 0x8000,
-                mode: network.ipoib_mode()?.unwrap_or(of_parent),
+                mode: network.mode()?.unwrap_or(of_parent),
                 user_multicast: network.user_multicast.unwrap_or(true),
             }
         }

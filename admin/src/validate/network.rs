@@ -138,7 +138,7 @@ fn notes(config: &Config, network: &Network, found: &mut Findings) {
         let note = "rdma required is refused on nodes that are not in exclusive mode";
         found.notes.push(note.to_owned());
     }
-    if config.accept_ra && config.source_routing.wanted.is_none() {
+    if config.accept_ra && config.source_routing.wanted != Some(false) {
         found.notes.push(
             "acceptRA: the default route of router advertisements is left out where the pod has one; \
              with sourceRouting false it is not"
