@@ -90,7 +90,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
         ipam: None,
         ..record.clone()
     };
-    node.journal.replace(key, &rest)?;
+    node.journal.write(key, &rest)?;
     kept.map_or(Ok(()), Err)
 }
 

@@ -45,23 +45,27 @@ pub(super) fn open_to_write(
     path: &Path,
     options: &mut fs::OpenOptions,
 ) -> Result<File, trust::Error> {
-    let failed = |attempt, path: &Path, source| trust::Error::Io {
-        attempt,
-        path: path.to_owned(),
-        source,
-    };
     let mut opened = trust::open(path, options.read(true).write(true))?;
     if opened.is_none() {
-        // For root alone: a record says which netdev is to be given what name.
-        let directory = trust::parent(path);
-        let made = DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory);
-        made.map_err(|e| failed("make", directory, e))?;
+        make_directory(trust::parent(path))?;
         opened = trust::open(path, options)?;
     }
-    opened.ok_or_else(|| failed("open", path, io::ErrorKind::NotFound.into()))
+    opened.ok_or_else(|| refused("open", path)(io::ErrorKind::NotFound.into()))
+}
+
+/// For root alone: a record says which netdev is to be given what name.
+pub(super) fn make_directory(path: &Path) -> Result<(), trust::Error> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(refused("make", path))
+}
+
+fn refused(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> trust::Error {
+    let path = path.to_owned();
+    move |source| trust::Error::Io {
+        attempt,
+        path,
+        source,
+    }
 }
 
 /// Bytes of a file to lock, all of it with a length of 0.

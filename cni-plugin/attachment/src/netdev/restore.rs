@@ -5,6 +5,7 @@
 //! restored after that (an address that somebody else has now, a route whose gateway is gone) is a
 //! warning, never a reason to leave it behind.
 
+mod state;
 mod transfer;
 
 use std::{
@@ -17,9 +18,10 @@ use netlink::{
     Namespace,
     link::{self, Link},
 };
-use transfer::{find_on_host, is_gone, rename, take_out};
+pub(crate) use transfer::find_on_host;
+use transfer::{is_gone, rename, take_out};
 
-use super::{snapshot::Snapshot, state};
+use super::snapshot::Snapshot;
 
 /// How long a netdev may take to return from a namespace that is being torn down. The kernel
 /// returns it after two grace periods, with many namespaces one after the other.

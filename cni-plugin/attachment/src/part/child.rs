@@ -229,14 +229,7 @@ impl Child {
             }
         };
         // The driver of IPoIB gives a new child an MTU by its mode, whatever was asked for.
-        if let Some(mtu) = self.interface.mtu.filter(|mtu| *mtu != made.mtu) {
-            let change = Change {
-                mtu: Some(mtu),
-                ..Change::default()
-            };
-            let what = format_args!("set MTU {mtu} of {name}");
-            link::change(inside, what, made.index, &change)?;
-        }
+        self.interface.set(inside, &made, self.interface.mtu)?;
         Ok(made)
     }
 

@@ -338,12 +338,12 @@ fn claimed(machine: &mut Machine) -> Move {
         returned: None,
     };
     let identity = &moved.host.identity;
-    machine.node.journal.take(identity, &key(), "b").unwrap();
+    machine.node.journal.take(identity, &key()).unwrap();
     moved
 }
 
 fn apply_move(machine: &mut Machine, moved: &Move) -> Result<Link, Error> {
-    let nic = moved.on_host(&mut machine.node.netns.socket)?;
+    let nic = moved.on_host(&mut machine.node)?;
     moved.apply(
         &mut machine.node.netns,
         &machine.pod,
