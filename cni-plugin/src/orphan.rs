@@ -101,8 +101,7 @@ impl OwnNics {
                 true => DEL_TIMEOUT.saturating_sub(started.elapsed()),
                 false => Duration::ZERO,
             };
-            // A watch that fails is no other answer.
-            if !node.journal.wait_for_del(&key, left).unwrap_or_default() {
+            if !node.journal.wait_for_del(&key, left) {
                 let (name, owner) = (&moved.host.name, record.owner());
                 let what = format!("netdev {name} is in use by {owner}");
                 return Err(Error::new(Code::TryAgain, what)

@@ -124,11 +124,17 @@ fn remove_cdi_files(node: &Node, record: &Record) -> Result<(), Error> {
 /// # Errors
 /// It is there and cannot be opened.
 pub fn living(record: &Record) -> Result<Option<Namespace>, Error> {
-    let pod = Namespace::open(Path::new(&record.netns.path))?;
-    Ok(pod.filter(|pod| {
-        let id = pod.id();
-        (id.device, id.inode) == (record.netns.device, record.netns.inode)
-    }))
+    let of = &record.netns;
+    // What a runtime calls /var/run is /run alone in a container (`node::netns`).
+    let other = of.path.strip_prefix("/var/run/");
+    let other = other.map(|rest| format!("/run/{rest}"));
+    for path in [Some(of.path.clone()), other].into_iter().flatten() {
+        let is_it = |pod: &Namespace| (pod.id().device, pod.id().inode) == (of.device, of.inode);
+        if let Some(pod) = Namespace::open(Path::new(&path))?.filter(is_it) {
+            return Ok(Some(pod));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns RDMA devices that moved alone, which no claim is about, out of `pod`. When the pod is over the

@@ -13,7 +13,7 @@ use std::{
 use netlink::socket::observer;
 use nix::{
     errno::Errno,
-    fcntl::{FcntlArg, FdFlag, fcntl},
+    fcntl::{FcntlArg, FdFlag, OFlag, fcntl},
 };
 use node::trust;
 
@@ -21,8 +21,8 @@ use super::{Error, Kind};
 
 /// The first pause between two attempts at a lock; each next one is longer.
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// The longest pause between two attempts at a lock.
-const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// The longest pause between two attempts at a lock, or two looks at a record.
+pub(super) const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Removes a file; one that is gone is removed.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
@@ -39,16 +39,14 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Opens the file at `path` for reading and writing with `options`, with its directory where that is
-/// missing.
-pub(super) fn open_to_write(
-    path: &Path,
-    options: &mut fs::OpenOptions,
-) -> Result<File, trust::Error> {
-    let mut opened = trust::open(path, options.read(true).write(true))?;
+/// Opens the file at `path` for reading and writing with `flags`, made where it is missing, with its
+/// directory.
+pub(super) fn open_to_write(path: &Path, flags: OFlag) -> Result<File, trust::Error> {
+    let flags = flags | OFlag::O_CREAT | OFlag::O_RDWR;
+    let mut opened = trust::open(path, flags)?;
     if opened.is_none() {
         make_directory(trust::parent(path))?;
-        opened = trust::open(path, options)?;
+        opened = trust::open(path, flags)?;
     }
     opened.ok_or_else(|| refused("open", path)(io::ErrorKind::NotFound.into()))
 }
@@ -152,9 +150,9 @@ impl Lock {
     ) -> Result<Self, Error> {
         let started = Instant::now();
         loop {
-            let (file, kind) = match open_to_write(path, File::options().create(true)) {
+            let (file, kind) = match open_to_write(path, OFlag::empty()) {
                 Err(e) if e.kind() == Some(io::ErrorKind::ReadOnlyFilesystem) => {
-                    let file = trust::open(path, File::options().read(true))?;
+                    let file = trust::open(path, OFlag::O_RDONLY)?;
                     (file.ok_or(e)?, libc::F_RDLCK)
                 }
                 opened => match sharing {

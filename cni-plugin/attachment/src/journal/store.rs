@@ -15,30 +15,24 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, File},
+    fs,
     io::{self, Write},
-    os::{
-        fd::AsFd,
-        unix::fs::{MetadataExt, symlink},
-    },
+    os::unix::fs::{MetadataExt, symlink},
     path::{Path, PathBuf},
     sync::OnceLock,
+    thread,
     time::{Duration, Instant},
 };
 
 use cni_wire::{AttachmentId, Code, ContainerId, IfName};
-use nix::{
-    errno::Errno,
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::inotify::{AddWatchFlags, InitFlags, Inotify},
-};
+use nix::fcntl::OFlag;
 use node::trust;
 use serde::Deserialize;
 use serde_json::error::Category;
 
 use super::{
     Error, Kind, Record,
-    file::{Lock, Sharing, make_directory, open_to_write, remove},
+    file::{Lock, MAX_RETRY_INTERVAL, Sharing, make_directory, open_to_write, remove},
     record::VERSION,
 };
 use crate::netdev::snapshot::Identity;
@@ -238,7 +232,7 @@ impl Journal {
             ));
         }
         let new = self.attachments().join(format!("{NEW}{}", key.0));
-        let mut file = open_to_write(&new, File::options().create(true).truncate(true))?;
+        let mut file = open_to_write(&new, OFlag::O_TRUNC)?;
         let written = file.write_all(&text);
         written.and_then(|()| fs::rename(&new, &path)).map_err(|e| {
             let _ = fs::remove_file(&new);
@@ -253,46 +247,19 @@ impl Journal {
     }
 
     /// Waits at most for `timeout` until DEL of an attachment has ended. False when its record is there as it
-    /// was.
-    ///
-    /// # Errors
-    /// The directory cannot be watched: root has no inotify instances left, or as the kernel says.
-    pub fn wait_for_del(&self, key: &Key, timeout: Duration) -> io::Result<bool> {
-        let deadline = Instant::now() + timeout;
-        let directory = self.attachments();
-        let path = directory.join(&key.0);
-        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        match watch.add_watch(
-            &directory,
-            AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_TO,
-        ) {
-            // Without a directory there is no record.
-            Err(Errno::ENOENT) => return Ok(true),
-            watched => watched?,
-        };
-        // Watched before it is looked for, so no end is missed. The end of the directory is an event as
-        // well. DEL replaces a record of which something is left.
-        let inode = || match fs::metadata(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            found => found.map(|file| Some(file.ino())),
-        };
-        let first = inode()?;
+    /// was: DEL replaces one of which something is left.
+    pub fn wait_for_del(&self, key: &Key, timeout: Duration) -> bool {
+        let path = self.attachments().join(&key.0);
+        let inode = || fs::metadata(&path).ok().map(|file| file.ino());
+        let (first, started) = (inode(), Instant::now());
         loop {
-            if first.is_none() || inode()? != first {
-                return Ok(true);
+            if first.is_none() || inode() != first {
+                return true;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            match poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], left) {
-                Ok(0) => return Ok(false),
-                Ok(_) => {}
-                Err(Errno::EINTR) => continue,
-                Err(error) => return Err(error.into()),
+            if started.elapsed() >= timeout {
+                return false;
             }
-            match watch.read_events() {
-                Ok(_) | Err(Errno::EAGAIN) => {}
-                Err(error) => return Err(error.into()),
-            }
+            thread::sleep(MAX_RETRY_INTERVAL);
         }
     }
 
@@ -318,7 +285,7 @@ impl Journal {
     /// Whether a record could be written now.
     pub fn check_writable(&self) -> Result<(), Error> {
         let probe = self.attachments().join(".probe");
-        let mut file = open_to_write(&probe, File::options().create(true))?;
+        let mut file = open_to_write(&probe, OFlag::empty())?;
         let written = file.write_all(b"{}");
         written.map_err(|e| Error::file("write", &probe, e))?;
         remove(&probe)

@@ -24,7 +24,7 @@ pub(super) const KEPT_FLAGS: LinkFlags = LinkFlags::Allmulti
     .union(LinkFlags::Noarp);
 
 /// `IFLA_IPOIB_MODE`, `IFLA_IPOIB_UMCAST`
-pub(crate) const IPOIB_MODE: RangeInclusive<u16> = 2..=3;
+const IPOIB_MODE: RangeInclusive<u16> = 2..=3;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

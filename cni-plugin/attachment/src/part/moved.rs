@@ -21,7 +21,6 @@ use crate::{
         identity::LinkScope,
         restore::{self, Returned},
         snapshot::Snapshot,
-        state::IPOIB_MODE,
     },
     node::{HostNetns, Node},
     rdma::{self, DeviceNodes},
@@ -106,8 +105,7 @@ impl Move {
         let mut mtu = self.interface.mtu;
         if is_anew {
             // It has the driver's mode, and with that another MTU.
-            let mode = nic.info.iter();
-            for (number, value) in mode.filter(|(number, _)| IPOIB_MODE.contains(number)) {
+            for (number, value) in &self.host.state.ipoib_mode {
                 let what = format_args!("set the mode of {}", self.interface.name);
                 link::set_info(inside, what, moved.index, "ipoib", (*number, value))?;
             }
