@@ -239,14 +239,7 @@ pub fn release(node: &Node, record: &Record) -> Result<(), Error> {
             }
             Ok(done) => done,
         },
-        // No policy allows it.
-        Err(e) if e.code == Code::Policy => {
-            let (owner, kind) = (record.owner(), &noted.kind);
-            node.log
-                .warn(format_args!("{owner}: IPAM {kind} is not run: {e}"));
-            Ok(())
-        }
-        Err(e) if e.code == Code::InvalidConfig => {
+        Err(e) if matches!(e.code, Code::Policy | Code::InvalidConfig) => {
             gone(node, record, &noted.kind, &e);
             // They may be ours, under the other name.
             match noted.kind == COMPATIBLE {
@@ -296,7 +289,7 @@ pub fn positions(node: &Node, record: &Record) -> Result<Option<Vec<usize>>, Err
 /// Says that nothing can release an attachment's addresses any more.
 fn gone(node: &Node, record: &Record, kind: &str, why: &Error) {
     node.log.warn(format_args!(
-        "{}: its addresses are still leased by IPAM {kind}, which is gone: {why}",
+        "{}: its addresses are still leased by IPAM {kind}, which cannot be run: {why}",
         record.owner(),
     ));
 }

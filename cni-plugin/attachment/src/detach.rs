@@ -17,7 +17,7 @@ use crate::{
     addresses,
     cdi_file::CdiDirectory,
     error::Error,
-    journal::{Key, RdmaDevice, Record},
+    journal::{Key, Record},
     netdev::display,
     node::Node,
     part::Part,
@@ -63,7 +63,11 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                             failures.extend(child.undo(node, record, pod, left).err());
                         }
                         Part::RdmaOnly(only) => {
-                            failures.extend(return_rdma(node, key, &only.rdma, pod, left).err());
+                            match rdma::return_devices(node, &only.rdma, pod, left) {
+                                // The kernel returned them, and another attachment can have them.
+                                Err(error) if pod.is_none() => node.log.warn(error),
+                                returned => failures.extend(returned.err()),
+                            }
                         }
                     }
                 }
@@ -135,46 +139,6 @@ pub fn living(record: &Record) -> Result<Option<Namespace>, Error> {
         }
     }
     Ok(None)
-}
-
-/// Returns RDMA devices that moved alone, which no claim is about, out of `pod`. When the pod is over the
-/// kernel returned them, and another one can have them by now.
-fn return_rdma(
-    node: &Node,
-    key: &Key,
-    devices: &[RdmaDevice],
-    pod: Option<&Namespace>,
-    timeout: Duration,
-) -> Result<(), Error> {
-    let devices = match pod {
-        Some(_) => devices.to_vec(),
-        None => without_those_of_others(node, key, devices)?,
-    };
-    rdma::return_devices(node, &devices, pod, timeout)
-}
-
-/// The devices that no other attachment has whose namespace lives.
-fn without_those_of_others(
-    node: &Node,
-    key: &Key,
-    devices: &[RdmaDevice],
-) -> Result<Vec<RdmaDevice>, Error> {
-    let mut left = devices.to_vec();
-    if left.is_empty() {
-        return Ok(left);
-    }
-    let (records, _) = node.journal.records()?;
-    for (other, record) in &records {
-        let has = |device: &RdmaDevice| record.rdma().any(|theirs| theirs.is(device));
-        if other != key
-            && node.is_of_this_boot(&record.boot)
-            && left.iter().any(has)
-            && living(record)?.is_some()
-        {
-            left.retain(|device| !has(device));
-        }
-    }
-    Ok(left)
 }
 
 /// Removes the rules of an attachment from a namespace that lives.

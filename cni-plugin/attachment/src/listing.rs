@@ -126,7 +126,7 @@ fn read_links(node: &mut Node, pod: &Namespace) -> netlink::Result<PodLinks> {
     let (socket, host) = (&mut node.netns.socket, &node.netns.namespace);
     let number = link::namespace_number(socket, pod)?;
     let links = link::list_in(socket, number)?;
-    // The answer numbers the host's namespace, if a link of the pod stands on one of the host.
+    // After the answer the host's namespace has a number, if a link of the pod is on one of the host.
     Ok((links, LinkScope::of(socket, pod, host)?))
 }
 

@@ -54,8 +54,8 @@ pub struct RdmaDevice {
     /// Its node GUID, and the one that the attachment sets; four groups of hexadecimal digits each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_guids: Vec<String>,
-    /// The device that it stands on, as a PCI address or an auxiliary device's name; none for
-    /// devices without hardware.
+    /// Its parent device, as a PCI address or an auxiliary device's name; none for devices without
+    /// hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
 }
@@ -85,16 +85,6 @@ pub struct Ipam {
     pub args: String,
     /// The directories of `CNI_PATH` whose names are text.
     pub path: Vec<PathBuf>,
-}
-
-impl RdmaDevice {
-    /// Whether another record means the same device: a driver that is bound again changes its index.
-    pub fn is(&self, other: &Self) -> bool {
-        match (&self.parent, &other.parent) {
-            (Some(own), Some(other)) => own == other,
-            _ => self.index == other.index,
-        }
-    }
 }
 
 impl Record {

@@ -40,14 +40,14 @@ pub struct Returned {
     pub is_misnamed: bool,
     /// Why a VF may have an attachment's settings still.
     pub vf_kept: Option<String>,
-    /// A macvlan or ipvlan stands on it, in whichever namespace.
+    /// A macvlan or ipvlan is on it, in whichever namespace.
     pub carries_child: bool,
     /// The hardware itself, or the virtual link, is gone; there is nothing to restore.
     pub hardware_gone: bool,
 }
 
 impl Returned {
-    /// What is refused is a warning.
+    /// A failure becomes a warning.
     pub(super) fn attempt(&mut self, done: netlink::Result<()>) {
         self.warnings.extend(done.err().map(|e| e.to_string()));
     }

@@ -103,12 +103,41 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_route::address::AddressAttribute;
+
     use super::*;
+
+    #[test]
+    fn a_snapshot_is_read_as_it_was_written() {
+        let mut address = AddressMessage::default();
+        address.header.family = AddressFamily::Inet;
+        address.attributes = vec![AddressAttribute::Local([10, 0, 0, 1].into())];
+        let snapshot = Snapshot {
+            name: Name::from(b"\xff"),
+            state: State {
+                mac: "02:00:00:00:00:01".parse().ok(),
+                mtu: 9000,
+                altnames: vec!["enp1s0".into()],
+                ipoib_mode: [(2, vec![1, 0])].into(),
+                families: ["ipv4".to_owned()].into(),
+                config: InterfaceConfig {
+                    addresses: vec![address],
+                    ..InterfaceConfig::default()
+                },
+                ..State::default()
+            },
+            ..Snapshot::default()
+        };
+        let text = serde_json::to_string(&snapshot).unwrap();
+        assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);
+        let damaged = text.replace("9000", "\"9000\"");
+        assert!(serde_json::from_str::<Snapshot>(&damaged).is_err());
+    }
 
     #[test]
     fn what_an_administrator_set_for_good_goes_along_and_a_lease_stays() {
         use netlink_packet_route::{
-            address::{AddressAttribute, CacheInfo},
+            address::CacheInfo,
             route::{RouteAddress, RouteAttribute, RouteMessage},
             rule::{RuleAttribute, RuleMessage},
         };

@@ -49,7 +49,7 @@ pub struct VfSettings {
     pub trust: Option<bool>,
     pub spoof_check: Option<bool>,
     pub vlan: Option<Vlan>,
-    /// In Mb/s; 0 is no limit. The kernel sets both rates together.
+    /// In Mb/s; 0 means unlimited. The kernel sets both rates together.
     pub min_tx_rate: Option<u32>,
     pub max_tx_rate: Option<u32>,
     pub link_state: Option<LinkState>,
@@ -324,7 +324,7 @@ impl Vf {
 
     /// Restores what the VF may do: all but its address, which it may then set itself. One that the PF
     /// sets for it it could not change again before its driver is loaded anew
-    /// (`igb_ndo_set_vf_mac`); an address of zeros ends that. What is refused is for [`Vf::undo`].
+    /// (`igb_ndo_set_vf_mac`); an address of zeros ends that. [`Vf::undo`] reports what cannot be restored.
     pub fn restore_rights(&self, host: &Host, socket: &mut Socket) {
         drop(self.restore(host, socket, &self.rights()));
     }

@@ -125,7 +125,7 @@ impl ChildLink {
         }
     }
 
-    /// As the kernel is told (`IFLA_LINKINFO`).
+    /// For a request to the kernel (`IFLA_LINKINFO`).
     fn info(self) -> Vec<LinkInfo> {
         let (kind, data) = match self {
             ChildLink::Macvlan {

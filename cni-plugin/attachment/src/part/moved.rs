@@ -220,7 +220,7 @@ impl Move {
         }
     }
 
-    /// RDMA devices first: netdevs of InfiniBand stand on them.
+    /// RDMA devices first: netdevs of InfiniBand are on them.
     fn give_back(
         &self,
         node: &mut Node,

@@ -34,8 +34,6 @@ pub struct Change<'a> {
     pub name: Option<&'a [u8]>,
     /// In bytes.
     pub mtu: Option<u32>,
-    /// In packets.
-    pub tx_queue_length: Option<u32>,
     pub mac: Option<&'a [u8]>,
     /// `ifalias`; an empty one removes it.
     pub alias: Option<&'a [u8]>,
@@ -48,13 +46,6 @@ impl<'a> Change<'a> {
     pub fn name(name: &'a [u8]) -> Self {
         Change {
             name: Some(name),
-            ..Change::default()
-        }
-    }
-
-    pub fn mtu(mtu: u32) -> Self {
-        Change {
-            mtu: Some(mtu),
             ..Change::default()
         }
     }
@@ -96,7 +87,6 @@ pub fn change(
     attributes.extend(new_index.map(LinkAttribute::NewIfIndex));
     attributes.extend(change.name.map(|name| named(IFLA_IFNAME, name)));
     attributes.extend(change.mtu.map(LinkAttribute::Mtu));
-    attributes.extend(change.tx_queue_length.map(LinkAttribute::TxQueueLen));
     attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
     let alias = change
         .alias

@@ -201,7 +201,7 @@ fn an_rdma_device_moves() {
     let mut outside = rdma::socket(&host, &host).unwrap().unwrap();
     let device = rdma::list(&mut outside).unwrap().remove(0);
     let node = rdma::verbs_node(&mut outside, &device).unwrap().unwrap();
-    assert_eq!(node.name, "uverbs0");
+    assert_eq!(node, "uverbs0");
     rdma::give(&mut outside, &device, &pod).unwrap();
     assert!(rdma::list(&mut outside).unwrap().is_empty());
     let mut inside = rdma::socket(&pod, &host).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Writing the recorded state back. Each value goes in a request of its own: what is refused is a
+//! Writing the recorded state back. Each value goes in a request of its own: a failed one becomes a
 //! warning that names it, and the others are written.
 
 use std::fmt;
@@ -9,7 +9,7 @@ use netlink::{
     link::{self, By, Change, Link},
     sysctl,
 };
-use netlink_packet_route::link::LinkFlags;
+use netlink_packet_route::link::{LinkAttribute, LinkFlags};
 
 use super::Returned;
 use crate::{
@@ -109,17 +109,14 @@ impl Restoration<'_> {
                 mtu if mtu > LEAST => mtu - 1,
                 mtu => mtu + 1,
             };
-            self.change("IP", other, &Change::mtu(other));
+            self.set("IP", other, LinkAttribute::Mtu(other));
         }
         if self.link.mtu != was.mtu {
-            self.change("mtu", was.mtu, &Change::mtu(was.mtu));
+            self.set("mtu", was.mtu, LinkAttribute::Mtu(was.mtu));
         }
         if self.link.tx_queue_length != was.tx_queue_length {
-            let change = Change {
-                tx_queue_length: Some(was.tx_queue_length),
-                ..Change::default()
-            };
-            self.change("txqueuelen", was.tx_queue_length, &change);
+            let length = was.tx_queue_length;
+            self.set("txqueuelen", length, LinkAttribute::TxQueueLen(length));
         }
         if self.link.alias.clone().unwrap_or_default() != was.alias {
             let change = Change {
@@ -149,11 +146,7 @@ impl Restoration<'_> {
         if self.link.is_up() {
             self.change("MAC address", was, &Change::down());
         }
-        let change = Change {
-            mac: Some(&mac),
-            ..Change::default()
-        };
-        self.change("MAC address", was, &change);
+        self.set("MAC address", was, LinkAttribute::Address(mac));
     }
 
     fn restore_flags(&mut self, among: LinkFlags) {
@@ -244,6 +237,12 @@ impl Restoration<'_> {
 
     fn what(&self, key: &str, value: impl fmt::Display) -> String {
         format!("restore {key} {value} of {}", self.before.name)
+    }
+
+    fn set(&mut self, key: &str, value: impl fmt::Display, attribute: LinkAttribute) {
+        let what = self.what(key, value);
+        let set = link::set(self.socket, what, self.link.index, vec![attribute]);
+        self.written(set);
     }
 
     fn change(&mut self, key: &str, value: impl fmt::Display, change: &Change<'_>) {

@@ -1,4 +1,4 @@
-//! The way from the pod to the host, and what stands on the netdev in the pod.
+//! Moving a netdev from the pod to the host, and deleting the links that the pod made on it.
 
 use std::{fs, slice};
 
