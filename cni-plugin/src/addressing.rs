@@ -134,9 +134,7 @@ impl Request<'_> {
     /// What was leased, else what the netdev has on the host.
     fn without_table(&self) -> Result<Addressing, Error> {
         if let (Some(moved), None) = (self.moved, self.leased) {
-            let interface = moved.given_to_pod(self.ifname).map_err(|e| {
-                Error::new(Code::Internal, format!("read back {}: {e}", moved.name))
-            })?;
+            let interface = moved.given_to_pod(self.ifname);
             let addresses = interface.addresses.iter().filter_map(cidr);
             let ips = addresses.map(|address| IpConfig {
                 address,

@@ -72,8 +72,7 @@ impl OwnNics {
                 // Nobody has freed it for this pod.
                 true => Duration::ZERO,
             };
-            // A watch that fails counts as a record that stays.
-            if !node.journal.wait_for_del(&key, left).unwrap_or_default() {
+            if !node.journal.wait_for_del(&key, left) {
                 return Err(in_use(&record, &moved));
             }
         }
@@ -182,14 +181,11 @@ pub(crate) fn holder(node: &Node, target: &Target) -> Result<Option<(Record, Mov
 
 /// The attachment of this boot that has claimed a netdev, if it is in the journal.
 fn claimant(node: &Node, identity: &Identity) -> Result<Option<(Key, Record, Move)>, Error> {
-    let Some(claim) = node.journal.claim(identity)? else {
+    let Some(key) = node.journal.claimant(identity)? else {
         return Ok(None);
     };
-    let key = Key::parse(&claim.owner).filter(|_| node.is_of_this_boot(&claim.boot));
-    let Some((key, ..)) = key else {
-        return Ok(None);
-    };
-    let Some(record) = node.journal.read(&key)? else {
+    let record = node.journal.read(&key)?;
+    let Some(record) = record.filter(|record| node.is_of_this_boot(&record.boot)) else {
         return Ok(None);
     };
     let of_identity = |moved: &&Move| moved.host.identity.key() == identity.key();
@@ -239,11 +235,12 @@ impl Target {
         let is_at = |device: &str| host.identity.bus_device.as_deref() == Some(device);
         match self {
             Target::Name(name) => {
-                host.name == *name || host.has_altname(&Name::from(name.as_str()))
+                let name = Name::from(name.as_str());
+                host.name == name || host.state.altnames.contains(&name)
             }
             Target::Mac(mac) => {
-                let mac = mac.to_string();
-                host.mac() == mac || host.identity.permanent_mac.as_ref() == Some(&mac)
+                let macs = [&host.state.mac, &host.identity.permanent_mac];
+                macs.contains(&&Some(mac.clone()))
             }
             Target::Hca(hca) => {
                 let name = hca.to_string();

@@ -147,7 +147,7 @@ fn add(
             node.log.debug(format_args!("plan: {part}"));
         }
         let kept = orphan::keep_parents(node, &facts.parents())?;
-        node.journal.create(&call.key, &record)?;
+        node.journal.write(&call.key, &record)?;
         Ok((record, given, kept))
     });
     let (record, given, kept) =

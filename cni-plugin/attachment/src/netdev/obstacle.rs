@@ -4,13 +4,8 @@
 use cni_wire::Code;
 use hca::MacAddress;
 use netlink::{Socket, bpf, link::Link, neighbour, qdisc};
-use netlink_packet_route::route::RouteMessage;
 
-use super::{
-    replay,
-    snapshot::{Snapshot, parse_hex},
-    state::{ADDRESS, ROUTE},
-};
+use super::{display, replay, snapshot::Snapshot};
 use crate::error::Error;
 
 /// Where the pod's addresses come from.
@@ -63,13 +58,13 @@ pub fn obstacles(
             ),
         );
     }
-    for (route, message) in snapshot.state.entries(ROUTE) {
-        if parse_hex::<RouteMessage>(message).is_ok_and(|route| replay::is_multipath(&route)) {
-            add(
-                format!("{name} is in the multipath route {route}, which a move would change"),
-                "remove the route, or give it one next hop: ip route replace".to_owned(),
-            );
-        }
+    let routes = snapshot.state.config.routes.iter();
+    for route in routes.filter(|route| replay::is_multipath(route)) {
+        let route = display::route(route);
+        add(
+            format!("{name} is in the multipath route {route}, which a move would change"),
+            "remove the route, or give it one next hop: ip route replace".to_owned(),
+        );
     }
     // IPoIB has its own.
     if !link.is_infiniband()
@@ -98,7 +93,7 @@ fn obstacle(what: String, remedy: impl AsRef<str>) -> Error {
 /// A pod would be without an address although the netdev has some. Pure.
 fn leased(snapshot: &Snapshot, addresses: Addresses) -> Option<Error> {
     let leased = snapshot.leased_addresses();
-    let lasting = snapshot.state.entries(ADDRESS).len() - leased.len();
+    let lasting = snapshot.state.config.addresses.len() - leased.len();
     let goes = addresses == Addresses::OfIpam || snapshot.static_addresses;
     if goes || leased.is_empty() || lasting > 0 {
         return None;
@@ -118,9 +113,8 @@ mod tests {
     use netlink_packet_route::address::{AddressAttribute, AddressMessage, CacheInfo};
 
     use super::*;
-    use crate::netdev::{display, snapshot::Message};
 
-    fn address(text: &str, valid: u32) -> (String, String) {
+    fn address(text: &str, valid: u32) -> AddressMessage {
         let mut message = AddressMessage::default();
         message.header.family = netlink_packet_route::AddressFamily::Inet;
         message.header.prefix_len = 24;
@@ -130,8 +124,7 @@ mod tests {
             AddressAttribute::Local(text.parse().unwrap()),
             AddressAttribute::CacheInfo(lifetime),
         ];
-        let message = Message::of(&message, display::address(&message));
-        (message.text, message.message)
+        message
     }
 
     #[test]
@@ -140,8 +133,8 @@ mod tests {
             name: "ens1".into(),
             ..Snapshot::default()
         };
-        let set = |snapshot: &mut Snapshot, addresses: &[(String, String)]| {
-            snapshot.state.set(ADDRESS, addresses.to_vec());
+        let set = |snapshot: &mut Snapshot, addresses: &[AddressMessage]| {
+            snapshot.state.config.addresses = addresses.to_vec();
         };
         set(&mut snapshot, &[address("10.0.0.1", 600)]);
         let found = leased(&snapshot, Addresses::OfHost).unwrap();
