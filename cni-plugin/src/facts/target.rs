@@ -3,7 +3,7 @@
 use std::fmt;
 
 use cni_wire::{Code, text::list};
-use hca::{HcaId, Host, lookup};
+use hca::{Host, lookup};
 
 use attachment::node::Node;
 use netlink::uplink;
@@ -164,7 +164,11 @@ pub fn name_of(host: &Host, target: &Target, port: Option<u32>) -> Result<String
 
 fn of_ports(host: &Host, device: &str, port: Option<u32>) -> Result<String, Error> {
     let device = hca::rdma::read(host, device).map_err(|e| unreadable(&e))?;
-    by_port(&ports(&device), port, &format!("RDMA device {}", device.name))
+    by_port(
+        &ports(&device),
+        port,
+        &format!("RDMA device {}", device.name),
+    )
 }
 
 /// Numbers of ports with their netdevs.
