@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use hca::RdmaDevice;
 use hca::chardev::CharDevice;
 use hca::gid::GidEntry;
+use hca::inventory::Unusable;
 use hca::port::Port;
 use hca::uplink::Uplinks;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
@@ -13,14 +14,12 @@ use node::table::cell;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use rdma_device_plugin::candidate::gather::Unusable;
-use rdma_device_plugin::candidate::{Candidate, memory};
+use rdma_device_plugin::candidate::memory;
 use rdma_device_plugin::cli::{Defaults, NodeAddresses, config_file};
 use rdma_device_plugin::config;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool::{self, Pools};
 use rdma_device_plugin::snapshot::Snapshot;
-use rdma_device_plugin::words::word;
 
 use crate::global::{Global, NODE};
 use crate::output::{Ended, Exit, optional, table};
@@ -63,7 +62,7 @@ impl Discover {
                 text += &format!("\n{}\n", gids(&scanned));
             }
             for one in &document.unusable {
-                text += &format!("{}: {}\n", one.rdma_device, one.reason);
+                text += &format!("{}: {}\n", one.device.name, one.reason);
             }
             text + &mode(&scanned)
         });
@@ -74,7 +73,7 @@ impl Discover {
     /// does not keep the hardware from being shown.
     fn pools(
         &self,
-        candidates: &[Candidate],
+        candidates: &[hca::Hca],
         scanned: &HostSnapshot,
     ) -> anyhow::Result<Option<Pools>> {
         let named = self.config_file.is_some();
@@ -103,7 +102,7 @@ fn mode(scanned: &HostSnapshot) -> String {
 }
 
 /// Resources that an HCA is offered as.
-fn offered<'p>(candidate: &Candidate, pools: Option<&'p Pools>) -> Vec<&'p str> {
+fn offered<'p>(candidate: &hca::Hca, pools: Option<&'p Pools>) -> Vec<&'p str> {
     let is_member = |snapshot: &&'p Snapshot| {
         let mut members = snapshot.members().iter();
         members.any(|member| member.hca.id == candidate.id)
@@ -117,7 +116,7 @@ fn offered<'p>(candidate: &Candidate, pools: Option<&'p Pools>) -> Vec<&'p str> 
 
 /// One line for each filled slot.
 fn gids(scanned: &HostSnapshot) -> String {
-    let devices = scanned.inventory.rdma_devices.iter();
+    let devices = scanned.inventory.rdma_devices();
     let ports = devices.flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     let entries = ports.flat_map(|(device, port)| {
         let entries = port.gids.entries.iter();
@@ -145,14 +144,15 @@ fn gids(scanned: &HostSnapshot) -> String {
 }
 
 /// One line for each port; for a device whose ports are not seen here, one by what is known of it.
-fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>) -> String {
+fn ports(candidates: &[hca::Hca], scanned: &HostSnapshot, pools: Option<&Pools>) -> String {
     let mut header =
         "DEVICE  PORT  STATE  LINK  RATE  NETDEV  HCA  KIND  NUMA  DRIVER  NODES".to_owned();
     header += if pools.is_some() { "  RESOURCES" } else { "" };
     let mut rows = Vec::new();
-    let devices = candidates
-        .iter()
-        .flat_map(|hca| hca.rdma_devices.iter().map(move |rdma| (hca, rdma)));
+    let devices = candidates.iter().flat_map(|hca| {
+        let all = hca.rdma_devices.iter().chain(&hca.sub_devices);
+        all.map(move |rdma| (hca, rdma))
+    });
     for (candidate, rdma) in devices {
         let device = scanned.inventory.rdma_device(&rdma.name);
         let driver = device.and_then(|device| device.driver.as_deref());
@@ -161,7 +161,7 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
             candidate.function().to_string(),
             optional(candidate.numa_node()),
             optional(driver),
-            nodes(&rdma.name, scanned),
+            nodes(rdma, scanned),
         ];
         if pools.is_some() {
             common.push(cell(&offered(candidate, pools).join(" ")));
@@ -178,17 +178,21 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
         let name = || rdma.name.clone();
         let Some(device) = device else {
             let known = rdma.ports.first();
+            let state = match candidate.sub_devices.contains(rdma) {
+                true => "for management alone",
+                false => "in another netns",
+            };
             add([
                 name(),
                 "-".into(),
-                "in another netns".into(),
+                state.into(),
                 optional(known.map(|port| format!("{:?}", port.link_layer))),
                 optional(known.and_then(|port| port.rate.as_ref())),
-                optional(away),
+                optional(away.filter(|_| !candidate.sub_devices.contains(rdma))),
             ]);
             continue;
         };
-        for port in &device.ports {
+        for port in device.ports.iter().filter(|port| port.carries_data) {
             let in_a_pod = || Some(format!("{} (in a pod)", away.as_ref()?));
             let netdev = port.netdev.clone().or_else(in_a_pod);
             add([
@@ -205,7 +209,7 @@ fn ports(candidates: &[Candidate], scanned: &HostSnapshot, pools: Option<&Pools>
 }
 
 /// The netdev of an HCA with one port, where another network namespace has it.
-fn away(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
+fn away(candidate: &hca::Hca, scanned: &HostSnapshot) -> Option<String> {
     let [device] = candidate.rdma_devices.as_slice() else {
         return None;
     };
@@ -214,7 +218,7 @@ fn away(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
 }
 
 /// Why the node itself needs a netdev of this HCA.
-fn uplink(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
+fn uplink(candidate: &hca::Hca, scanned: &HostSnapshot) -> Option<String> {
     let is_here = |name: &&str| scanned.inventory.netdev(name).is_some();
     let mut netdevs = candidate.netdev_names().filter(is_here);
     match &scanned.uplinks {
@@ -228,21 +232,12 @@ fn uplink(candidate: &Candidate, scanned: &HostSnapshot) -> Option<String> {
 }
 
 /// The nodes of an RDMA device; what cannot be handed over is marked.
-fn nodes(rdma_device: &str, scanned: &HostSnapshot) -> String {
-    let here = scanned.inventory.rdma_device(rdma_device);
-    let here = here
-        .into_iter()
-        .flat_map(|device| device.char_devices.iter());
-    let hidden = scanned.inventory.hidden.iter();
-    let away = hidden.filter(|away| away.rdma_device == rdma_device);
+fn nodes(device: &RdmaDevice, scanned: &HostSnapshot) -> String {
     let word = |device: &CharDevice| match scanned.obstacle(device) {
         None => device.name.clone(),
         Some(_) => format!("{}(missing)", device.name),
     };
-    let found: Vec<String> = here
-        .chain(away.flat_map(|away| &away.uverbs))
-        .map(word)
-        .collect();
+    let found: Vec<String> = device.char_devices.iter().map(word).collect();
     words(&found, " ")
 }
 
@@ -255,7 +250,7 @@ pub(crate) struct DiscoverDocument {
     pub inventory: Value,
     /// What selectors are compared with, in the order of `hcas`; not of an older daemon.
     #[serde(default)]
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<hca::Hca>,
     /// Addresses of the host's network namespace.
     #[serde(default)]
     pub addresses: Vec<HostAddress>,
@@ -309,10 +304,10 @@ impl DiscoverDocument {
     /// Without addresses and what is unusable.
     pub(crate) fn of(
         scanned: &HostSnapshot,
-        candidates: &[Candidate],
+        candidates: &[hca::Hca],
         pools: Option<&Pools>,
     ) -> Self {
-        let hca = |hca: &Candidate| Hca::of(hca, scanned, pools);
+        let hca = |hca: &hca::Hca| Hca::of(hca, scanned, pools);
         Self {
             hcas: candidates.iter().map(hca).collect(),
             inventory: json!(scanned.inventory),
@@ -327,6 +322,9 @@ impl DiscoverDocument {
 pub(crate) struct Hca {
     pub id: String,
     pub rdma_devices: Vec<String>,
+    /// RDMA devices of it for management alone, which no container gets.
+    #[serde(default)]
+    pub sub_devices: Vec<String>,
     pub netdevs: Vec<String>,
     pub function: String,
     pub function_number: Option<u32>,
@@ -350,12 +348,9 @@ pub(crate) struct DeviceNode {
 }
 
 impl Hca {
-    fn of(candidate: &Candidate, scanned: &HostSnapshot, pools: Option<&Pools>) -> Self {
+    fn of(candidate: &hca::Hca, scanned: &HostSnapshot, pools: Option<&Pools>) -> Self {
         let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
-        let names = candidate.rdma_names();
-        let devices = names
-            .iter()
-            .filter_map(|name| scanned.inventory.rdma_device(name));
+        let devices = candidate.rdma_devices.iter();
         let node = |device: &CharDevice| DeviceNode {
             path: format!("/dev/{}", device.dev_name()),
             number: device.number.to_string(),
@@ -367,9 +362,14 @@ impl Hca {
                 .flat_map(|device| device.char_devices.iter())
                 .map(node)
                 .collect(),
-            rdma_devices: owned(names),
+            rdma_devices: owned(candidate.rdma_names()),
+            sub_devices: candidate
+                .sub_devices
+                .iter()
+                .map(|one| one.name.clone())
+                .collect(),
             netdevs: candidate.netdev_names().map(str::to_owned).collect(),
-            function: word(&candidate.function().kind),
+            function: candidate.function().kind.word().to_owned(),
             function_number: candidate.function().index,
             pci_address: candidate.pci.as_ref().map(|pci| pci.address.to_string()),
             pf: candidate.pf().map(|pf| pf.to_string()),

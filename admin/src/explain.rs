@@ -6,7 +6,8 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::json;
 
-use rdma_device_plugin::candidate::{Candidate, memory, without_node_guid};
+use hca::Hca;
+use rdma_device_plugin::candidate::memory;
 use rdma_device_plugin::cli::{Defaults, NodeAddresses, config_file};
 use rdma_device_plugin::config::{self, PoolConfig};
 use rdma_device_plugin::pool::{self, Pools};
@@ -36,8 +37,8 @@ impl Explain {
         let config = config::load(&path, &self.defaults)?;
         let scanned = global.scan(&self.addresses.node_addresses)?;
         let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
-        if let Some(one) = unusable.iter().find(|one| one.rdma_device == self.name) {
-            anyhow::bail!("{} cannot be in any pool: {}", one.rdma_device, one.reason);
+        if let Some(one) = unusable.iter().find(|one| one.device.name == self.name) {
+            anyhow::bail!("{} cannot be in any pool: {}", one.device.name, one.reason);
         }
         let candidate = find(&candidates, &self.name).with_context(|| {
             let known: Vec<String> = candidates.iter().map(title).collect();
@@ -73,20 +74,20 @@ impl Explain {
 }
 
 /// What does not work with an HCA, whatever pool it is in.
-fn notes(candidate: &Candidate) -> Vec<String> {
+fn notes(candidate: &Hca) -> Vec<String> {
     let devices = candidate.rdma_devices.iter();
-    let without = devices.filter_map(|device| Some((device, without_node_guid(device)?)));
+    let without = devices.filter_map(|device| Some((device, device.without_node_guid()?)));
     without
         .map(|(device, (why, remedy))| format!("{}: {why}; {remedy}", device.name))
         .collect()
 }
 
-fn title(candidate: &Candidate) -> String {
+fn title(candidate: &Hca) -> String {
     format!("{} ({})", candidate.rdma_names().join(", "), candidate.id)
 }
 
 /// The HCA that has a name, whichever of its names that is.
-fn find<'c>(candidates: &'c [Candidate], name: &str) -> Option<&'c Candidate> {
+fn find<'c>(candidates: &'c [Hca], name: &str) -> Option<&'c Hca> {
     let plain = |text: &str| text.to_ascii_lowercase().replace(':', "");
     let unit = name.parse::<hca::UnitId>().ok();
     let of_unit = unit.as_ref().and_then(|unit| unit.hca());
@@ -124,7 +125,7 @@ impl Membership {
     }
 }
 
-fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Membership {
+fn judge(pool: &PoolConfig, candidate: &Hca, pools: &Pools) -> Membership {
     let mut snapshots = pools.snapshots.iter();
     let snapshot = snapshots.find(|one| *one.resource() == pool.resource);
     let mut members = snapshot.into_iter().flat_map(|snapshot| snapshot.members());
@@ -162,17 +163,16 @@ fn judge(pool: &PoolConfig, candidate: &Candidate, pools: &Pools) -> Membership 
 #[cfg(test)]
 mod tests {
     use hca_trees::{Tree, cloud, machine};
-    use rdma_device_plugin::candidate::gather;
     use rdma_device_plugin::host_snapshot::HostSnapshot;
 
     use super::*;
 
-    fn candidates(lay: impl Fn(&Tree)) -> Vec<Candidate> {
+    fn candidates(lay: impl Fn(&Tree)) -> Vec<Hca> {
         let directory = tempfile::tempdir().unwrap();
         let tree = Tree::new(directory.path());
         lay(&tree);
         let scanned = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
-        gather::list(&scanned.inventory).0
+        scanned.inventory.hcas
     }
 
     #[test]

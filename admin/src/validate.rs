@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use cni_wire::text::printable;
+use hca::Hca;
 use node::policy::Policy;
-use rdma_device_plugin::candidate::{Candidate, memory};
+use rdma_device_plugin::candidate::memory;
 use rdma_device_plugin::cli::{Defaults, NodeAddresses};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use serde_json::{Map, Value, json};
@@ -126,7 +127,7 @@ impl Validate {
         part: Part,
         global: &Global,
         policy: &anyhow::Result<Policy>,
-        host: Option<&(HostSnapshot, Vec<Candidate>)>,
+        host: Option<&(HostSnapshot, Vec<Hca>)>,
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
             Part::Pools(text) => ("pools", pools::check(place, &text, &self.defaults, host)),

@@ -6,10 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use hca::Host;
 use hca::chardev::{self, CharDevice, CharDevices, Node};
+use hca::{Hca, Host};
 
-use crate::candidate::Candidate;
 use crate::config::{NodeClass, NodeRule};
 use crate::host_snapshot::{HostSnapshot, obstacle};
 use crate::snapshot::DeviceNode;
@@ -27,20 +26,9 @@ pub(crate) struct HcaDevices {
 
 impl HcaDevices {
     /// Those of an HCA as a scan found them.
-    pub(crate) fn scanned(hca: &Candidate, seen: &HostSnapshot) -> Self {
-        let of_devices = hca.rdma_names().into_iter().filter_map(|name| {
-            let here = seen.inventory.rdma_device(name);
-            let elsewhere = || {
-                let mut all = seen.inventory.hidden.iter();
-                let away = all.find(|away| away.rdma_device == name)?;
-                Some(CharDevices {
-                    uverbs: Some(away.uverbs.clone()?),
-                    ..CharDevices::default()
-                })
-            };
-            let devices = here.map(|device| device.char_devices.clone());
-            Some((name.to_owned(), devices.or_else(elsewhere)?))
-        });
+    pub(crate) fn scanned(hca: &Hca, seen: &HostSnapshot) -> Self {
+        let devices = hca.rdma_devices.iter();
+        let of_devices = devices.map(|one| (one.name.clone(), one.char_devices.clone()));
         Self {
             of_devices: of_devices.collect(),
             rdma_cm: seen.inventory.rdma_cm.clone(),
@@ -52,7 +40,7 @@ impl HcaDevices {
     ///
     /// # Errors
     /// [`hca::Error`]: the HCA is not on this host, or sysfs cannot be read.
-    pub(crate) fn read(host: &Host, hca: &Candidate) -> hca::Result<Self> {
+    pub(crate) fn read(host: &Host, hca: &Hca) -> hca::Result<Self> {
         let rdma_devices = hca.rdma_names();
         let mut found = chardev::of_hca(host, &hca.id, &rdma_devices)?;
         let mut of_devices = Vec::new();
@@ -139,7 +127,6 @@ mod tests {
     use hca_trees::{On, RdmaSpec, Tree, machine};
 
     use super::*;
-    use crate::candidate::gather;
     use crate::host_snapshot::example::scan;
 
     #[test]
@@ -155,13 +142,13 @@ mod tests {
             ..RdmaSpec::default()
         });
         let seen = scan(&tree);
-        assert_eq!(seen.inventory.rdma_devices.len(), 9);
-        for hca in gather::list(&seen.inventory).0 {
-            let mut read = HcaDevices::read(&tree.host(), &hca).unwrap();
+        assert_eq!(seen.inventory.rdma_devices().count(), 9);
+        for hca in &seen.inventory.hcas {
+            let mut read = HcaDevices::read(&tree.host(), hca).unwrap();
             read.states
                 .values_mut()
                 .for_each(|node| *node = Node::Ready);
-            let scanned = HcaDevices::scanned(&hca, &seen);
+            let scanned = HcaDevices::scanned(hca, &seen);
             for rule in [NodeRule::verbs(), NodeRule::everything()] {
                 let nodes = read.nodes(&rule);
                 assert!(!nodes.0.is_empty() && nodes.1.is_none(), "{nodes:?}");
@@ -177,8 +164,7 @@ mod tests {
         tree.rdma_core(false);
         machine::a4(&tree);
         let seen = scan(&tree);
-        let (hcas, _) = gather::list(&seen.inventory);
-        let mut hcas = hcas.into_iter();
+        let mut hcas = seen.inventory.hcas.iter();
         let hca = hcas.find(|hca| hca.rdma_names() == ["mlx5_3"]).unwrap();
         let function = tree.path(format!("/sys/bus/pci/devices/{}", hca.id));
         let verbs = function.join("infiniband_verbs");
@@ -186,13 +172,13 @@ mod tests {
         std::fs::rename(verbs.join("uverbs3"), verbs.join("uverbs11")).unwrap();
         std::fs::write(verbs.join("uverbs11/dev"), "231:203").unwrap();
         tree.hide_rdma("mlx5_3");
-        let read = HcaDevices::read(&tree.host(), &hca).unwrap();
+        let read = HcaDevices::read(&tree.host(), hca).unwrap();
         assert_eq!(read.rdma_devices().collect::<Vec<_>>(), ["mlx5_3"]);
         // udev has not made it yet.
         let (nodes, lacking) = read.nodes(&NodeRule::verbs());
         assert!(nodes.is_empty());
         assert!(lacking.unwrap().contains("uverbs11 does not exist"));
-        let scanned = HcaDevices::scanned(&hca, &seen);
+        let scanned = HcaDevices::scanned(hca, &seen);
         let (nodes, _) = scanned.nodes(&NodeRule::verbs());
         assert!(
             nodes
@@ -201,7 +187,7 @@ mod tests {
         );
         // Unplugged.
         std::fs::remove_dir_all(&verbs).unwrap();
-        let gone = HcaDevices::read(&tree.host(), &hca).unwrap();
+        let gone = HcaDevices::read(&tree.host(), hca).unwrap();
         let lacking = gone.nodes(&NodeRule::verbs()).1.unwrap();
         assert!(lacking.contains("no uverbs device"), "{lacking}");
     }

@@ -62,7 +62,8 @@ impl HostSnapshot {
             }
             Err(error) => return Err(error),
         };
-        let nodes = char_devices(&inventory)
+        let nodes = inventory
+            .char_devices()
             .map(|device| (device.dev_name(), device.node()))
             .collect();
         Ok(Self {
@@ -153,15 +154,6 @@ fn is_open(host: &Host, gate: &Gate) -> bool {
 /// by what the kernel says, where the container does not see that node.
 fn is_there(host: &Host, node: &str, misc: &str) -> bool {
     host.dev.join(node).exists() || host.sys.join("class/misc").join(misc).exists()
-}
-
-fn char_devices(inventory: &Inventory) -> impl Iterator<Item = &CharDevice> {
-    let here = inventory
-        .rdma_devices
-        .iter()
-        .flat_map(|device| device.char_devices.iter());
-    let away = inventory.hidden.iter().flat_map(|away| &away.uverbs);
-    here.chain(away).chain(&inventory.rdma_cm)
 }
 
 #[cfg(test)]

@@ -164,7 +164,6 @@ mod tests {
     use hca_trees::{PciSpec, PortSpec, Tree};
 
     use super::*;
-    use crate::candidate::gather;
     use crate::config::parse;
     use crate::host_snapshot::example::scan;
     use crate::pool::assemble;
@@ -191,7 +190,7 @@ mod tests {
             netdev.up = false;
         }
         let config = parse(&format!("version: 1\npools:\n{pools}")).unwrap();
-        let (candidates, _) = gather::list(&seen.inventory);
+        let candidates = seen.inventory.hcas.clone();
         let snapshots = assemble(&config, &candidates, &seen, &[]).snapshots;
         let snapshots = snapshots.into_iter().map(Arc::new).collect();
         (config, snapshots, seen.inventory.netdevs)

@@ -15,10 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hca::HcaId;
+use hca::{Hca, HcaId};
 
 use crate::binding::store::Bindings;
-use crate::candidate::Candidate;
 use crate::candidate::memory::Memory;
 use crate::config::{Config, ResourceName};
 use crate::health::Damper;
@@ -135,7 +134,7 @@ pub(crate) fn plan(
     history.pools.clone_from(&kept);
     let unusable = unusable.into_iter();
     let unusable =
-        unusable.map(|one| format!("{} cannot be offered: {}", one.rdma_device, one.reason));
+        unusable.map(|one| format!("{} cannot be offered: {}", one.device.name, one.reason));
     let waits = !seen.missing.is_empty();
     Plan {
         pools: kept,
@@ -265,7 +264,7 @@ impl History {
         &mut self,
         world: &World,
         snapshots: &mut [Snapshot],
-        candidates: &[Candidate],
+        candidates: &[Hca],
         now: Instant,
     ) {
         let is_here = |pf| candidates.iter().any(|one| one.id == HcaId::Pci(pf));

@@ -8,9 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use hca::uplink::{Uplinks, Why};
-use hca::{HcaId, LinkLayer, NetnsMode, Reserved};
+use hca::{FunctionKind, Hca, HcaId, LinkLayer, NetnsMode, Reserved};
 
-use crate::candidate::{Candidate, FunctionKind};
 use crate::config::selector::Match;
 use crate::config::{Config, Exclude, PoolConfig, PortHealth, ResourceName, Sharing};
 use crate::device_nodes::HcaDevices;
@@ -118,7 +117,7 @@ impl fmt::Display for Excluded {
 /// the same configuration.
 pub fn assemble(
     config: &Config,
-    candidates: &[Candidate],
+    candidates: &[Hca],
     seen: &HostSnapshot,
     previous: &[Arc<Snapshot>],
 ) -> Pools {
@@ -143,7 +142,7 @@ pub struct Node {
 /// The same on a node where more is known than its hardware.
 pub fn assemble_on(
     config: &Config,
-    candidates: &[Candidate],
+    candidates: &[Hca],
     seen: &HostSnapshot,
     previous: &[Arc<Snapshot>],
     node: &Node,
@@ -247,7 +246,7 @@ pub fn assemble_on(
 fn withheld(
     pool: &PoolConfig,
     config: &Config,
-    candidates: &[Arc<Candidate>],
+    candidates: &[Arc<Hca>],
     node: &Node,
 ) -> Option<UnhealthyReason> {
     let Sharing::Late(_) = pool.sharing else {
@@ -273,14 +272,14 @@ fn withheld(
 }
 
 /// What the best of a pool's selectors says.
-fn choice(pool: &PoolConfig, candidate: &Candidate) -> Option<Match> {
+fn choice(pool: &PoolConfig, candidate: &Hca) -> Option<Match> {
     pool.selectors
         .iter()
         .map(|one| one.matches(candidate))
         .max()
 }
 
-fn is_chosen(pool: &PoolConfig, candidate: &Candidate) -> bool {
+fn is_chosen(pool: &PoolConfig, candidate: &Hca) -> bool {
     choice(pool, candidate) == Some(Match::Yes)
 }
 
@@ -311,7 +310,7 @@ fn held_otherwise<'h>(
 /// them share it.
 fn obstacle(
     pool: &PoolConfig,
-    candidate: &Candidate,
+    candidate: &Hca,
     seen: &HostSnapshot,
     claims: &[(&HcaId, &PoolConfig)],
 ) -> Option<Reason> {
@@ -346,7 +345,7 @@ fn obstacle(
     }
 }
 
-fn member(pool: &PoolConfig, hca: &Arc<Candidate>, seen: &HostSnapshot, node: &Node) -> Member {
+fn member(pool: &PoolConfig, hca: &Arc<Hca>, seen: &HostSnapshot, node: &Node) -> Member {
     let (nodes, lacking) = HcaDevices::scanned(hca, seen).nodes(&pool.nodes);
     let mode = (pool.sharing.is_shared()
         && seen.inventory.netns_mode == Some(NetnsMode::Exclusive))
@@ -375,7 +374,7 @@ fn member(pool: &PoolConfig, hca: &Arc<Candidate>, seen: &HostSnapshot, node: &N
         None => lacking
             .map(UnhealthyReason::DeviceNode)
             .into_iter()
-            .chain(port_fault(pool, hca, seen).map(UnhealthyReason::Port))
+            .chain(port_fault(pool, hca).map(UnhealthyReason::Port))
             .collect(),
     };
     let reasons = mode.into_iter().chain(waits);
@@ -390,19 +389,16 @@ fn member(pool: &PoolConfig, hca: &Arc<Candidate>, seen: &HostSnapshot, node: &N
 }
 
 /// Why no port of an HCA can carry traffic, if so.
-fn port_fault(pool: &PoolConfig, candidate: &Candidate, seen: &HostSnapshot) -> Option<String> {
+fn port_fault(pool: &PoolConfig, candidate: &Hca) -> Option<String> {
     // In a pod's namespace its ports cannot be seen: that pod judges them.
     if candidate.elsewhere || pool.port_health == PortHealth::Ignored {
         return None;
     }
-    let devices = candidate.rdma_devices.iter();
-    let ports: Vec<_> = devices
-        .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
-        .collect();
+    let ports: Vec<_> = candidate.ports().collect();
     let may_be_down = pool.port_health == PortHealth::ActiveUnlessSetDown;
     if ports
         .iter()
-        .any(|(_, port)| port.is_active() || may_be_down && waits_for_cni(candidate, port, seen))
+        .any(|(_, port)| port.is_active() || may_be_down && waits_for_cni(candidate, port))
     {
         return None;
     }
@@ -426,12 +422,8 @@ fn port_fault(pool: &PoolConfig, candidate: &Candidate, seen: &HostSnapshot) -> 
 /// Whether a port is down because the CNI plugin has yet to set it up: its netdev is
 /// administratively down. On InfiniBand the netdev has no say in the port's state, but a VF's port
 /// stays down until the VF has its GUID, and the CNI plugin gives it that.
-fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &HostSnapshot) -> bool {
-    let netdev = port
-        .netdev
-        .as_deref()
-        .and_then(|name| seen.inventory.netdev(name));
-    let is_down = netdev.is_some_and(|netdev| !netdev.up);
+fn waits_for_cni(candidate: &Hca, port: &hca::Port) -> bool {
+    let is_down = candidate.netdev_of(port).is_some_and(|netdev| !netdev.up);
     match port.link_layer {
         LinkLayer::Ethernet => is_down,
         LinkLayer::InfiniBand | LinkLayer::Unknown => {
@@ -444,11 +436,9 @@ fn waits_for_cni(candidate: &Candidate, port: &hca::Port, seen: &HostSnapshot) -
 /// of units that each stand for all members.
 fn units(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) -> u32 {
     let room = |member: &Member| {
-        let roce = member
-            .hca
-            .ports()
-            .filter(|port| port.link_layer == LinkLayer::Ethernet);
-        roce.filter_map(|port| port.gids.pods()).min()
+        let ports = member.hca.ports();
+        let roce = ports.filter(|(_, port)| port.link_layer == LinkLayer::Ethernet);
+        roce.filter_map(|(_, port)| port.gids.pods()).min()
     };
     match pool.sharing {
         Sharing::Exclusive { .. } | Sharing::Late(_) => {

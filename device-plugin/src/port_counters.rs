@@ -51,7 +51,7 @@ fn value(path: &Path) -> Option<u64> {
 #[must_use]
 pub(crate) fn read(host: &Host, inventory: &Inventory) -> Vec<PortCounter> {
     let mut found = Vec::new();
-    for device in &inventory.rdma_devices {
+    for device in inventory.rdma_devices() {
         for port in &device.ports {
             let place = format!("class/infiniband/{}/ports/{}", device.name, port.number);
             let directory = host.sys.join(place);

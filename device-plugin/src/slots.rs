@@ -85,9 +85,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::candidate::Candidate;
     use crate::candidate::example::{function, named};
     use crate::snapshot::Health;
+    use hca::Hca;
 
     fn member(index: usize, numa_node: Option<u32>, healthy: bool) -> Member {
         let address = format!("0000:{index:02x}:00.0");
@@ -96,7 +96,7 @@ mod tests {
                 .then_some(UnhealthyReason::Gone)
                 .into_iter()
                 .into(),
-            ..Member::example(Candidate {
+            ..Member::example(Hca {
                 pci: Some(function(&address, numa_node)),
                 ..named(&address, &[])
             })

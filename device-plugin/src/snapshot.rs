@@ -12,8 +12,8 @@ use kubelet_api::deviceplugin::{
 use node_wire::status::UnitCounts;
 use serde::Serialize;
 
-use crate::candidate::Candidate;
 use crate::config::{Late, NodeClass, PoolConfig, ResourceName, Sharing};
+use hca::Hca;
 
 /// One resource at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Snapshot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The HCA, as it was seen last.
-    pub hca: Arc<Candidate>,
+    pub hca: Arc<Hca>,
     /// Nodes that a container gets with it, in a fixed order.
     pub nodes: Vec<DeviceNode>,
     /// Units it is good for in a pool of slots.
@@ -472,7 +472,7 @@ mod tests {
 
     impl Member {
         /// A healthy member without nodes.
-        pub(crate) fn example(hca: Candidate) -> Self {
+        pub(crate) fn example(hca: Hca) -> Self {
             Self {
                 hca: Arc::new(hca),
                 nodes: Vec::new(),

@@ -1,13 +1,11 @@
 //! Which netdev belongs to which RDMA port: rules over plain data.
 //!
-//! Two cases. Where both stand on the same hardware, link layer and `dev_port` decide
-//! ([`serves`]). Where they do not (soft RoCE, paravirtual and some cloud NICs), the RDMA side
-//! names its netdev in `parent` or in its GID table ([`claims`]). Such a name is the netdev's
+//! The RDMA side names its netdev in its GID table, or in `parent` (soft RoCE), wherever that stands
+//! ([`claims`]). A port that names none has the netdev of its hardware with its link layer and
+//! `dev_port` ([`serves`]). Such a name is the netdev's
 //! name in its own network namespace: a NIC that was moved into a pod and is called `eth1` there
 //! must not turn this namespace's `eth1` into an RDMA netdev. So a name counts only together with
 //! the netdev's own address, which RoCE and iWARP build into GUIDs and GIDs.
-
-use std::borrow::Borrow;
 
 use crate::address::{Guid, MacAddress};
 use crate::gid::{Gid, GidEntry};
@@ -26,27 +24,6 @@ pub(crate) fn serves(netdev: &Netdev, port: u32, link_layer: LinkLayer, single_p
     };
     fits && !netdev.is_representor()
         && (single_port || netdev.dev_port.checked_add(1) == Some(port))
-}
-
-/// The netdevs of an HCA: those on its hardware that can be a port's own, neither representors nor
-/// children; where there are none, those that the ports of its RDMA devices claim (eRDMA, pvrdma and
-/// soft RoCE). Each once.
-pub(crate) fn netdevs_of_hca<N: Borrow<Netdev>, E>(
-    on_hardware: Vec<N>,
-    claimed: impl FnOnce() -> Result<Vec<N>, E>,
-) -> Result<Vec<N>, E> {
-    let can_be_a_ports = |netdev: &N| {
-        let netdev: &Netdev = netdev.borrow();
-        !netdev.is_representor() && !netdev.is_child()
-    };
-    let mut found: Vec<N> = on_hardware.into_iter().filter(can_be_a_ports).collect();
-    if found.is_empty() {
-        found = claimed()?;
-    }
-    let index = |netdev: &N| Borrow::<Netdev>::borrow(netdev).ifindex;
-    found.sort_by_key(index);
-    found.dedup_by(|one, other| index(one) == index(other));
-    Ok(found)
 }
 
 /// What a port says about a netdev that is not of its hardware.

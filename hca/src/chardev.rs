@@ -16,6 +16,7 @@ use crate::address::{Guid, ParseError};
 use crate::host::{self, Host, Result};
 use crate::json;
 use crate::parent::Parent;
+use crate::sub_device;
 use crate::unit::{HcaId, is_number};
 
 /// A device number, displayed as `major:minor`.
@@ -144,9 +145,9 @@ impl CharDevices {
     }
 }
 
-/// The character devices of an HCA as they are at this moment, by the names of its RDMA devices, in
-/// whichever network namespace these are: the classes of character devices are not divided by
-/// namespaces. `rdma_devices` are the names by which an HCA is known that is on no bus.
+/// The character devices of an HCA as they are at this moment, by the names of its RDMA devices that
+/// carry data, in whichever network namespace these are: the classes of character devices are not
+/// divided by namespaces. `rdma_devices` are the names by which an HCA is known that is on no bus.
 ///
 /// It reads the directories of this HCA alone, and asks neither firmware nor driver.
 ///
@@ -180,7 +181,11 @@ pub fn of_hca(
     };
     let places = Parent::at(host, directory)?.class_places("infiniband_verbs")?;
     let places: Vec<PathBuf> = places.into_iter().map(|(place, _)| place).collect();
-    at(host, &places)
+    let mut found = at(host, &places)?;
+    let names: Vec<&str> = found.keys().map(String::as_str).collect();
+    let management = sub_device::among(&names);
+    found.retain(|name, _| !management.contains(name));
+    Ok(found)
 }
 
 /// The character devices of `rdma_device`. They are children of its parent like itself; those

@@ -5,31 +5,34 @@
 //! without either are seen like all others. A device that goes away during the walk is left
 //! out; the next walk sees the host without it.
 
+mod hca;
+
 use std::collections::BTreeSet;
-use std::convert::Infallible;
 
 use serde::Serialize;
 
-use crate::association;
 use crate::chardev::{self, CharDevice};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
 use crate::netns_mode::{NetnsMode, netns_mode};
 use crate::parent::Parent;
-use crate::pci::{self, PciAddress, PciFunction};
+use crate::pci;
 use crate::rdma::{self, RdmaDevice};
 use crate::reserved;
 use crate::unit::{self, HcaId};
+
+use hca::{Found, group};
+pub use hca::{Function, FunctionKind, Hca, Unusable};
 
 /// What RDMA hardware a host has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inventory {
-    /// RDMA devices visible in this network namespace, in natural order of name.
-    pub rdma_devices: Vec<RdmaDevice>,
-    /// RDMA devices of which only the place is seen: those that cannot be read, in natural order of
-    /// name, and those of other network namespaces.
-    pub hidden: Vec<Hidden>,
+    /// HCAs: those visible in this network namespace, in natural order of the names of their RDMA
+    /// devices, then those that cannot be read, then those of other network namespaces.
+    pub hcas: Vec<Hca>,
+    /// RDMA devices that have no identity to be offered by.
+    pub unusable: Vec<Unusable>,
     /// Netdevs on hardware, those that a GID table names, IPoIB children, and every netdev above
     /// one of these (bonds, bridges, VLANs, macvlans), in natural order of name.
     pub netdevs: Vec<Netdev>,
@@ -44,39 +47,29 @@ pub struct Inventory {
 
 /// An RDMA device of which nothing is seen but where it stands: another network namespace has it
 /// (exclusive mode), or its firmware or driver answers a read of an attribute with an error.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Hidden {
-    /// Its name.
-    pub rdma_device: String,
-    /// The HCA that it belongs to, where its place alone says so.
-    pub hca: Option<HcaId>,
-    /// PCI function it stands on.
-    pub pci: Option<PciFunction>,
-    /// Its verbs node, where another network namespace has the device: the class
-    /// `infiniband_verbs` is not divided by namespaces.
-    pub uverbs: Option<CharDevice>,
-    /// What cannot be read, and what the kernel said.
-    pub fault: Option<String>,
-}
-
-impl Hidden {
-    fn at(host: &Host, rdma_device: String, parent: Option<&Parent>) -> Result<Self> {
-        let address = parent.and_then(|parent| parent.pci.as_ref());
-        let function = address.map(|(address, _)| pci::read(host, *address));
-        let (pci, fault) = match outcome(function.transpose())? {
-            Outcome::Read(pci) => (pci, None),
-            Outcome::Gone => (None, None),
-            Outcome::Unreadable(reason) => (None, Some(reason)),
-        };
-        Ok(Self {
-            rdma_device,
-            hca: parent.and_then(Parent::hca),
+fn hidden(host: &Host, name: String, parent: Option<&Parent>) -> Result<Found> {
+    let address = parent.and_then(|parent| parent.pci.as_ref());
+    let function = address.map(|(address, _)| pci::read(host, *address));
+    let (pci, fault) = match outcome(function.transpose())? {
+        Outcome::Read(pci) => (pci, None),
+        Outcome::Gone => (None, None),
+        Outcome::Unreadable(reason) => (None, Some(reason)),
+    };
+    let id = parent.and_then(Parent::hca).ok_or_else(|| {
+        // Its identity is an attribute. A pool that had it before knows it by its name.
+        "it is in another network namespace and on no bus, so its identity cannot be seen from here"
+            .to_owned()
+    });
+    Ok(Found {
+        device: RdmaDevice {
+            name,
             pci,
-            uverbs: None,
-            fault,
-        })
-    }
+            ..RdmaDevice::default()
+        },
+        id,
+        elsewhere: false,
+        fault,
+    })
 }
 
 impl HcaId {
@@ -106,7 +99,7 @@ impl HcaId {
 ///
 /// A host without the RDMA stack has an empty inventory; that is not an error.
 ///
-/// A device that cannot be read is in [`Inventory::hidden`] and takes no other with it.
+/// A device that cannot be read is known by its name alone and takes no other with it.
 ///
 /// # Errors
 /// [`host::Error::Read`] if sysfs as such cannot be read, for want of file descriptors or memory: the
@@ -119,19 +112,28 @@ pub fn inventory(host: &Host) -> Result<Inventory> {
             path: host.class(""),
         });
     }
-    let (mut rdma_devices, mut hidden) = rdma_devices(host)?;
-    let (netdevs, unreadable_netdevs) = netdevs(host, &rdma_devices)?;
-    reserved::mark(host, &mut rdma_devices, &netdevs);
+    let (mut visible, unreadable) = rdma_devices(host)?;
+    let (netdevs, unreadable_netdevs) = netdevs(host, &visible)?;
+    reserved::mark(host, &mut visible, &netdevs);
     let netns_mode = netns_mode(host)?;
-    hidden.extend(elsewhere(host, netns_mode, &rdma_devices)?);
-    Ok(Inventory {
-        hidden,
+    let elsewhere = elsewhere(host, netns_mode, &visible)?;
+    let visible = visible.into_iter().map(|device| Found {
+        id: HcaId::of(&device).map_err(|error| error.to_string()),
+        device,
+        elsewhere: false,
+        fault: None,
+    });
+    let (hcas, unusable) = group(visible.chain(unreadable).chain(elsewhere).collect());
+    let mut inventory = Inventory {
+        hcas,
+        unusable,
         netdevs,
         rdma_cm: chardev::rdma_cm(host)?,
         netns_mode,
-        rdma_devices,
         unreadable_netdevs,
-    })
+    };
+    inventory.assign_netdevs();
+    Ok(inventory)
 }
 
 /// What the outcome of reading one object is.
@@ -152,9 +154,9 @@ fn outcome<T>(result: Result<T>) -> Result<Outcome<T>> {
 }
 
 /// Reads each RDMA device; one that is gone by the time it is read is left out.
-fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Hidden>)> {
+fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Found>)> {
     let class = host.class("infiniband");
-    let (mut devices, mut hidden) = (Vec::new(), Vec::new());
+    let (mut devices, mut unreadable) = (Vec::new(), Vec::new());
     for name in host::names(&class)? {
         match outcome(rdma::read(host, &name))? {
             Outcome::Read(device) => devices.push(device),
@@ -168,14 +170,14 @@ fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Hidden>)> {
                     })
                     .ok()
                     .flatten();
-                hidden.push(Hidden {
+                unreadable.push(Found {
                     fault: Some(reason),
-                    ..Hidden::at(host, name, parent.as_ref())?
+                    ..hidden(host, name, parent.as_ref())?
                 });
             }
         }
     }
-    Ok((devices, hidden))
+    Ok((devices, unreadable))
 }
 
 fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<(Vec<Netdev>, Vec<String>)> {
@@ -225,7 +227,7 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<(Vec<Netdev>, Vec
 
 /// Devices of other namespaces. In shared mode every namespace sees all; a verbs node without
 /// its device is then a device that came during the walk.
-fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Result<Vec<Hidden>> {
+fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     if mode != Some(NetnsMode::Exclusive) {
         return Ok(found);
@@ -241,19 +243,34 @@ fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Resul
             Some(directory) => Parent::of(host, &directory)?,
             None => continue,
         };
-        found.push(Hidden {
-            uverbs: Some(uverbs),
-            ..Hidden::at(host, rdma_device, parent.as_ref())?
-        });
+        let mut away = hidden(host, rdma_device, parent.as_ref())?;
+        away.elsewhere = true;
+        away.device.char_devices.uverbs = Some(uverbs);
+        found.push(away);
     }
     Ok(found)
 }
 
 impl Inventory {
-    /// The RDMA device of this name.
+    /// The RDMA devices that are visible, those for management alone left out.
+    pub fn rdma_devices(&self) -> impl Iterator<Item = &RdmaDevice> {
+        let of_hcas = self.hcas.iter().flat_map(|hca| &hca.rdma_devices);
+        let others = self.unusable.iter().map(|one| &one.device);
+        of_hcas
+            .chain(others)
+            .filter(|device| !device.ports.is_empty())
+    }
+
+    /// The HCA of this identity.
+    #[must_use]
+    pub fn hca(&self, id: &HcaId) -> Option<&Hca> {
+        self.hcas.iter().find(|hca| hca.id == *id)
+    }
+
+    /// The RDMA device of this name, if it is visible.
     #[must_use]
     pub fn rdma_device(&self, name: &str) -> Option<&RdmaDevice> {
-        self.rdma_devices.iter().find(|device| device.name == name)
+        self.rdma_devices().find(|device| device.name == name)
     }
 
     /// The netdev of this name.
@@ -262,64 +279,16 @@ impl Inventory {
         self.netdevs.iter().find(|netdev| netdev.name == name)
     }
 
-    /// RDMA devices that stand directly on a PCI function, its sub-functions left out.
-    pub fn rdma_on_pci(&self, address: PciAddress) -> impl Iterator<Item = &RdmaDevice> {
-        self.rdma_devices.iter().filter(move |device| {
-            device.subfunction_name().is_none()
-                && device
-                    .pci
-                    .as_ref()
-                    .is_some_and(|pci| pci.address == address)
-        })
-    }
-
-    /// Netdevs on a PCI function, its sub-functions left out.
-    pub fn netdevs_on_pci(&self, address: PciAddress) -> impl Iterator<Item = &Netdev> {
-        self.netdevs.iter().filter(move |netdev| {
-            netdev.pci == Some(address)
-                && !netdev
-                    .auxiliary
-                    .as_deref()
-                    .is_some_and(unit::is_subfunction)
-        })
-    }
-
-    /// The netdevs of an HCA, in order of interface index; the same answer as
-    /// [`crate::lookup::on_hca`]'s.
-    #[must_use]
-    pub fn netdevs_of_hca(&self, hca: &HcaId) -> Vec<&Netdev> {
-        let on_hardware = match hca {
-            HcaId::Pci(address) => self.netdevs_on_pci(*address).collect(),
-            HcaId::Auxiliary(name) => {
-                let is_on = |n: &&Netdev| n.auxiliary.as_deref() == Some(name.as_str());
-                self.netdevs.iter().filter(is_on).collect()
-            }
-            HcaId::NodeGuid(_) => Vec::new(),
-        };
-        let of_hca = |device: &&RdmaDevice| HcaId::of(device).as_ref() == Ok(hca);
-        let claimed = || -> std::result::Result<_, Infallible> {
-            let devices = self.rdma_devices.iter().filter(of_hca);
-            let names = devices.flat_map(RdmaDevice::netdevs);
-            Ok(names.filter_map(|name| self.netdev(name)).collect())
-        };
-        let Ok(netdevs) = association::netdevs_of_hca(on_hardware, claimed);
-        netdevs
-    }
-
-    /// What else a netdev of an HCA is known by: the bond on it, and that bond's other members that
-    /// have no RDMA device of their own, because the HCA stands for all of them (RDMA LAG).
-    #[must_use]
-    pub fn bond_names(&self, netdev: &Netdev) -> Vec<&str> {
-        let master = netdev.master.as_deref().and_then(|name| self.netdev(name));
-        let Some(bond) = master.filter(|master| master.kind.as_deref() == Some("bond")) else {
-            return Vec::new();
-        };
-        let has_device = |name: &str| {
-            let ports = self.rdma_devices.iter().flat_map(RdmaDevice::netdevs);
-            ports.into_iter().any(|port| port == name)
-        };
-        let members = bond.lowers.iter().map(String::as_str);
-        let others = members.filter(|name| *name != netdev.name && !has_device(name));
-        std::iter::once(bond.name.as_str()).chain(others).collect()
+    /// All character devices of RDMA devices, those for management alone included.
+    pub fn char_devices(&self) -> impl Iterator<Item = &CharDevice> {
+        let of_hcas = self
+            .hcas
+            .iter()
+            .flat_map(|hca| hca.rdma_devices.iter().chain(&hca.sub_devices));
+        let others = self.unusable.iter().map(|one| &one.device);
+        let of_devices = of_hcas
+            .chain(others)
+            .flat_map(|device| device.char_devices.iter());
+        of_devices.chain(&self.rdma_cm)
     }
 }

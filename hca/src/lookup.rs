@@ -17,6 +17,7 @@ use crate::pci::PciAddress;
 use crate::port;
 use crate::port_id::PortId;
 use crate::rdma;
+use crate::sub_device;
 use crate::unit::HcaId;
 
 /// What stands on a piece of hardware.
@@ -72,7 +73,7 @@ pub fn on_hca(host: &Host, hca: &HcaId) -> Result<Occupants> {
 }
 
 fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
-    let mut rdma_devices = parent.rdma_devices()?;
+    let mut rdma_devices = data_devices(parent)?;
     let netdevs = netdevs_of_hca(host, Some(parent), &rdma_devices)?;
     if rdma_devices.is_empty() {
         // Soft RoCE is not below the NIC, but says which netdev it is on.
@@ -86,23 +87,44 @@ fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
     })
 }
 
+/// Names of the RDMA devices of a piece of hardware that carry data.
+fn data_devices(parent: &Parent) -> Result<Vec<String>> {
+    let mut names = parent.rdma_devices()?;
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    let management = sub_device::among(&all);
+    names.retain(|name| !management.contains(name));
+    Ok(names)
+}
+
+/// The netdevs of an HCA: those on its hardware that can be a port's, and those that its ports have
+/// elsewhere, which only devices with several ports do, and those without a netdev on their hardware.
 fn netdevs_of_hca(
     host: &Host,
     parent: Option<&Parent>,
     rdma_devices: &[String],
 ) -> Result<Vec<Netdev>> {
-    association::netdevs_of_hca(rdma::on_hardware(host, parent)?, || {
-        let mut claimed = Vec::new();
-        for name in rdma_devices {
-            let Some(device) = present(rdma::read(host, name))? else {
-                continue;
-            };
-            for netdev in device.netdevs() {
-                claimed.extend(present(netdev::read(host, netdev))?);
-            }
+    let mut found = rdma::on_hardware(host, parent)?;
+    found.retain(Netdev::is_port_netdev);
+    let has_own = !found.is_empty();
+    for name in rdma_devices {
+        if has_own && !has_several_ports(host, name)? {
+            continue;
         }
-        Ok(claimed)
-    })
+        let Some(device) = present(rdma::read(host, name))? else {
+            continue;
+        };
+        for netdev in device.netdevs() {
+            found.extend(present(netdev::read(host, netdev))?);
+        }
+    }
+    found.sort_by_key(|netdev| netdev.ifindex);
+    found.dedup_by_key(|netdev| netdev.ifindex);
+    Ok(found)
+}
+
+fn has_several_ports(host: &Host, rdma_device: &str) -> Result<bool> {
+    let directory = host.class("infiniband").join(rdma_device);
+    Ok(rdma::port_numbers(&directory)?.len() > 1)
 }
 
 /// The RDMA hardware that a netdev belongs to.
@@ -189,7 +211,7 @@ fn below(host: &Host, directory: &Path, netdev: &Netdev) -> Result<Vec<String>> 
 /// Ports of the RDMA devices on the same hardware that belong to this netdev.
 fn hardware_ports(host: &Host, parent: &Parent, netdev: &Netdev) -> Result<Vec<PortId>> {
     let mut ports = Vec::new();
-    for device in parent.rdma_devices()? {
+    for device in data_devices(parent)? {
         let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
         else {
             continue;
@@ -198,21 +220,40 @@ fn hardware_ports(host: &Host, parent: &Parent, netdev: &Netdev) -> Result<Vec<P
             ports.extend(claimed_ports(&directory, &device, netdev)?);
             continue;
         }
-        let numbers = rdma::port_numbers(&directory)?;
-        for number in &numbers {
-            let link_layer = port::link_layer(&port::port_of(&directory, *number))?;
-            if association::serves(netdev, *number, link_layer, numbers.len() == 1) {
-                ports.push(PortId {
-                    device: device.clone(),
-                    port: *number,
-                });
+        match rdma::port_numbers(&directory)?.as_slice() {
+            [number] => {
+                let link_layer = port::link_layer(&port::port_of(&directory, *number))?;
+                if association::serves(netdev, *number, link_layer, true) {
+                    ports.push(port_id(&device, *number));
+                }
             }
+            _ => ports.extend(ports_with(host, &device, netdev)?),
         }
     }
     Ok(ports)
 }
 
-/// Ports of RDMA devices without netdevs on their own hardware that claim this netdev.
+fn port_id(device: &str, port: u32) -> PortId {
+    PortId {
+        device: device.to_owned(),
+        port,
+    }
+}
+
+/// Ports of a device with several that have this netdev.
+fn ports_with(host: &Host, device: &str, netdev: &Netdev) -> Result<Vec<PortId>> {
+    let Some(device) = present(rdma::read(host, device))? else {
+        return Ok(Vec::new());
+    };
+    let ports = device.ports.iter();
+    let ports = ports.filter(|port| port.netdev.as_deref() == Some(netdev.name.as_str()));
+    Ok(ports
+        .map(|port| port_id(&device.name, port.number))
+        .collect())
+}
+
+/// Ports of RDMA devices on other hardware that claim this netdev: of those without netdevs on their
+/// own, and of those with several ports.
 fn parentless(host: &Host, netdev: &Netdev) -> Result<Vec<PortId>> {
     let mut ports = Vec::new();
     for device in host::names(&host.class("infiniband"))? {
@@ -228,11 +269,12 @@ fn parentless(host: &Host, netdev: &Netdev) -> Result<Vec<PortId>> {
             Some(parent) => !parent.netdevs()?.is_empty(),
             None => false,
         };
-        if !on_own_hardware
-            && let Some(claimed) = others(claimed_ports(&directory, &device, netdev))?
-        {
-            ports.extend(claimed);
-        }
+        let claimed = match on_own_hardware {
+            true if has_several_ports(host, &device)? => ports_with(host, &device, netdev),
+            true => continue,
+            false => claimed_ports(&directory, &device, netdev),
+        };
+        ports.extend(others(claimed)?.into_iter().flatten());
     }
     Ok(ports)
 }
@@ -255,10 +297,7 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
             gids: &gid::table(&port)?.entries,
         };
         if association::claims(claim, netdev) {
-            ports.push(PortId {
-                device: device.to_owned(),
-                port: number,
-            });
+            ports.push(port_id(device, number));
         }
     }
     Ok(ports)

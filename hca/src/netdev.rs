@@ -92,6 +92,12 @@ impl Netdev {
         self.iflink != self.ifindex && self.iflink != 0
     }
 
+    /// True if it can be the netdev of an RDMA port: it is neither a representor nor a child.
+    #[must_use]
+    pub fn is_port_netdev(&self) -> bool {
+        !self.is_representor() && !self.is_child()
+    }
+
     /// True for the host side of a VF or sub-function in switchdev mode. It carries no RDMA of
     /// its own and must not be offered.
     #[must_use]

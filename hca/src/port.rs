@@ -52,6 +52,9 @@ pub struct Port {
     /// The netdev of this port: the Ethernet netdev for RoCE and iWARP, the parent IPoIB netdev
     /// for InfiniBand. `None` if there is none, or if it is in another network namespace.
     pub netdev: Option<String>,
+    /// Whether applications can use it. A port of a multi-port RDMA device that has no netdev, where
+    /// others have one, is of the switch inside the HCA.
+    pub carries_data: bool,
 }
 
 impl Port {
@@ -132,6 +135,18 @@ pub enum LinkLayer {
     Unknown,
 }
 
+impl LinkLayer {
+    /// The word of configurations; none can name the third one.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ethernet => "ether",
+            Self::InfiniBand => "infiniband",
+            Self::Unknown => "other",
+        }
+    }
+}
+
 /// A port's rate, as in `100 Gb/sec (4X EDR)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rate {
@@ -204,6 +219,7 @@ pub(crate) fn read(directory: &Path, number: u32) -> Result<Port> {
         gids: gid::table(directory)?,
         pkeys: pkeys(directory)?,
         netdev: None,
+        carries_data: true,
     })
 }
 

@@ -11,7 +11,7 @@ use crate::chardev::{self, CharDevices};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
 use crate::parent::Parent;
-use crate::pci::{self, PciFunction};
+use crate::pci::{self, PciFunction, Sriov};
 use crate::port::{self, LinkLayer, Port};
 use crate::unit;
 
@@ -82,6 +82,34 @@ impl RdmaDevice {
         self.auxiliary
             .as_deref()
             .filter(|name| unit::is_subfunction(name))
+    }
+
+    /// Why `rdma_cm` does not work with it, and the remedy: it is of a VF, and its node GUID is zero.
+    #[must_use]
+    pub fn without_node_guid(&self) -> Option<(&'static str, String)> {
+        let pci = self.pci.as_ref()?;
+        if self.node_guid.is_some() || self.node_type != NodeType::ChannelAdapter {
+            return None;
+        }
+        let remedy = match pci.sriov {
+            Sriov::Virtual { physical, index } => {
+                let number = index.map_or("N".to_owned(), |index| index.to_string());
+                format!(
+                    "ip link set PF vf {number} node_guid GUID, with the netdev of {physical} as \
+                     PF, or echo GUID > /sys/bus/pci/devices/{physical}/sriov/{number}/node; then \
+                     bind the VF's driver again"
+                )
+            }
+            // In a VM its PF is not visible.
+            Sriov::None => {
+                "set the VF's node GUID on the host of this VM, then start the VM again".to_owned()
+            }
+            Sriov::Physical { .. } => return None,
+        };
+        Some((
+            "its node GUID is zero: verbs work, programs that use rdma_cm crash",
+            remedy,
+        ))
     }
 
     /// NUMA node of its PCI function.
@@ -217,41 +245,63 @@ fn ports(directory: &Path) -> Result<Vec<Port>> {
         .collect()
 }
 
-/// Finds the netdev of each port, and the path MTU that follows from it.
+/// Finds the netdev of each port, and what follows from it.
 fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice) -> Result<()> {
-    let siblings = on_hardware(host, parent)?;
-    let on_own_hardware = match parent {
-        Some(parent) => device.soft_parent.is_none() && !parent.netdevs()?.is_empty(),
-        None => false,
+    let own = match device.soft_parent {
+        Some(_) => Vec::new(),
+        None => on_hardware(host, parent)?,
     };
     let single_port = device.ports.len() == 1;
-    for port in &mut device.ports {
-        let netdev = if on_own_hardware {
-            let mut own = siblings.iter().filter(|netdev| {
-                !netdev.is_child()
-                    && association::serves(netdev, port.number, port.link_layer, single_port)
-            });
-            own.next().cloned()
-        } else {
-            let claim = NetdevHints {
-                soft_parent: device.soft_parent.as_deref(),
-                node_guid: device.node_guid,
-                link_layer: port.link_layer,
-                gids: &port.gids.entries,
-            };
-            claimed(host, claim)?
+    let mut netdevs: Vec<Option<Netdev>> = Vec::new();
+    for port in &device.ports {
+        let hints = NetdevHints {
+            soft_parent: device.soft_parent.as_deref(),
+            node_guid: device.node_guid,
+            link_layer: port.link_layer,
+            gids: &port.gids.entries,
         };
-        if let Some(netdev) = netdev {
-            if port.link_layer == LinkLayer::Ethernet {
-                port.active_mtu = port::roce_mtu(netdev.mtu);
-            }
-            port.netdev = Some(netdev.name);
+        let mut named = own.iter().filter(|netdev| {
+            netdev.is_port_netdev() && !hints.is_anonymous() && association::claims(hints, netdev)
+        });
+        netdevs.push(match named.next() {
+            Some(netdev) => Some(netdev.clone()),
+            None if own.is_empty() => claimed(host, hints)?,
+            // The ports of a multiport e-switch have netdevs on several functions.
+            None if !single_port && !hints.is_anonymous() => claimed(host, hints)?
+                .filter(|netdev| netdev.is_port_netdev() && netdev.pci.is_some()),
+            None => None,
+        });
+    }
+    for (at, port) in device.ports.iter_mut().enumerate() {
+        let is_taken = |netdev: &Netdev| {
+            let mut taken = netdevs.iter().flatten();
+            taken.any(|taken| taken.ifindex == netdev.ifindex)
+        };
+        let mut free = own.iter().filter(|netdev| {
+            !netdev.is_child()
+                && !is_taken(netdev)
+                && association::serves(netdev, port.number, port.link_layer, single_port)
+        });
+        let by_number = free.next().cloned();
+        let Some(netdev) = netdevs.get(at).cloned().flatten().or(by_number) else {
+            continue;
+        };
+        if port.link_layer == LinkLayer::Ethernet {
+            port.active_mtu = port::roce_mtu(netdev.mtu);
+        }
+        port.netdev = Some(netdev.name);
+    }
+    let is_ethernet = |port: &Port| port.link_layer == LinkLayer::Ethernet;
+    let mut ethernet = device.ports.iter().filter(|port| is_ethernet(port));
+    if ethernet.any(|port| port.netdev.is_some()) {
+        for port in device.ports.iter_mut().filter(|port| is_ethernet(port)) {
+            port.carries_data = port.netdev.is_some();
         }
     }
     Ok(())
 }
 
-/// The netdev of this network namespace that a port without netdevs on its hardware claims.
+/// The netdev of this network namespace that a port claims, wherever that stands.
 fn claimed(host: &Host, claim: NetdevHints<'_>) -> Result<Option<Netdev>> {
     let names: Vec<String> = if claim.is_anonymous() {
         host::names(&host.class("net"))?

@@ -14,7 +14,7 @@ fn captured(name: &str) -> (tempfile::TempDir, Tree, Inventory) {
     let tree = Tree::new(directory.path());
     tree.replay(&capture);
     let inventory = hca::inventory(&tree.host()).unwrap();
-    for device in &inventory.rdma_devices {
+    for device in inventory.rdma_devices() {
         for port in &device.ports {
             let Some(netdev) = &port.netdev else { continue };
             let found = hca::lookup::hardware_of_netdev(&tree.host(), netdev).unwrap();
@@ -33,7 +33,7 @@ fn captured(name: &str) -> (tempfile::TempDir, Tree, Inventory) {
 fn soft_roce_without_a_parent_has_its_netdev() {
     let (_directory, tree, inventory) = captured("sysfs-6.1-topology-stock-rxe.txt");
 
-    assert_eq!(inventory.rdma_devices.len(), 8);
+    assert_eq!(inventory.rdma_devices().count(), 8);
     assert_eq!(inventory.netns_mode, Some(NetnsMode::Shared));
     let rxe4 = inventory.rdma_device("rxe4").unwrap();
     assert!(rxe4.is_soft());
@@ -115,8 +115,7 @@ fn a_virtio_nic_is_placed_at_the_function_above_it() {
 fn rdma_devices_with_a_parent_carry_its_numa_node_and_switch() {
     let (_directory, tree, inventory) = captured("sysfs-6.1-topology-rxe-with-parent.txt");
     let places: Vec<_> = inventory
-        .rdma_devices
-        .iter()
+        .rdma_devices()
         .map(|device| {
             let pci = device.pci.as_ref().unwrap();
             let netdev = device.ports[0].netdev.clone().unwrap();

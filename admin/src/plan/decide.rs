@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::ensure;
 use clap::ValueEnum;
+use hca::FunctionKind;
 use ipnetwork::IpNetwork;
-use rdma_device_plugin::candidate::FunctionKind;
 use serde_json::{Value, json};
 
 use super::network::{self, PlanNetwork};

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Context as _, bail, ensure};
+use hca::FunctionKind;
 use ipam::range::{bits, from_bits};
 use ipnetwork::IpNetwork;
-use rdma_device_plugin::candidate::FunctionKind;
 use serde_json::{Value, json};
 
 use super::decide::{Mode, Options, PlanPool};
@@ -69,7 +69,8 @@ pub(crate) fn networks(
     let leasing = pools
         .iter()
         .filter(|pool| has_netdevs(pool) && !keeps_addresses(pool, options));
-    let count: usize = leasing.map(|pool| pool.rails.len()).sum();
+    let count = leasing.map(|pool| pool.rails.len() * ports(pool).len());
+    let count: usize = count.sum();
     ensure!(
         count > 0 || (options.range.is_none() && options.per_node_prefix.is_none()),
         "--range and --per-node-prefix have no effect: no network of this plan has addresses"
@@ -94,8 +95,8 @@ pub(crate) fn networks(
                 pool.resource
             ));
         }
-        if needs_network(pool) {
-            networks.push(network(pool, range, &mut slices, options)?);
+        for port in ports(pool).into_iter().filter(|_| needs_network(pool)) {
+            networks.push(network(pool, port, range, &mut slices, options)?);
         }
     }
     Ok((networks, assumed))
@@ -121,8 +122,20 @@ fn check_vlan(pool: &PlanPool<'_>, options: &Options) -> anyhow::Result<()> {
     )
 }
 
+/// The ports that a pool has networks for: those that all of its HCAs have, where these have several
+/// netdevs; else none by number.
+fn ports(pool: &PlanPool<'_>) -> Vec<Option<u32>> {
+    let of_hcas = pool.hcas.iter().map(|hca| hca.ports());
+    let common = of_hcas.reduce(|a, b| &a & &b).unwrap_or_default();
+    match common.is_empty() {
+        true => vec![None],
+        false => common.into_iter().map(Some).collect(),
+    }
+}
+
 fn network(
     pool: &PlanPool<'_>,
+    port: Option<u32>,
     whole: Option<IpNetwork>,
     slices: &mut impl Iterator<Item = IpNetwork>,
     options: &Options,
@@ -143,10 +156,19 @@ fn network(
     let mut plugin = json!({
         "type": "rdma-netdev", "attach": attach, "capabilities": {"deviceID": true},
     });
+    let suffix = port.filter(|_| ports(pool).len() > 1);
     if is_interface && !is_several {
-        let names = if keeps { "{host}" } else { "rdma{rail}" };
+        let names = match (keeps, suffix) {
+            (true, _) => "{host}".to_owned(),
+            (false, None) => "rdma{rail}".to_owned(),
+            (false, Some(port)) => format!("rdma{{rail}}p{port}"),
+        };
         put(&mut plugin, "devices", json!("all"));
         put(&mut plugin, "names", json!(names));
+    }
+    if let Some(port) = port.filter(|_| is_interface) {
+        put(&mut plugin, "port", json!(port));
+        comments.push(format!("port {port}: these HCAs have several netdevs."));
     }
     let mtu = pool.hcas.iter().filter_map(|hca| hca.mtu).min();
     if let Some(mtu) = mtu.filter(|mtu| *mtu > 1500 && is_interface && link == "ether") {
@@ -195,8 +217,9 @@ fn network(
         }
     }
     let mut addresses = pool.hcas.iter().flat_map(|hca| &hca.addresses);
+    let name = pool.resource.replace('/', "-");
     Ok(PlanNetwork {
-        name: pool.resource.replace('/', "-"),
+        name: suffix.map_or(name.clone(), |port| format!("{name}-p{port}")),
         resource: pool.resource.clone(),
         plugin,
         comments,

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use cni_wire::text::{bounded, printable};
 use hca::topology::rail::in_name;
-use hca::{LinkLayer, Netdev};
-use rdma_device_plugin::candidate::{Candidate, FunctionKind, link_type};
+use hca::{FunctionKind, Hca, LinkLayer, Netdev};
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
@@ -39,7 +38,7 @@ pub(crate) struct PlanNode {
 /// An HCA of a node.
 #[derive(Debug)]
 pub(crate) struct PlanHca {
-    pub facts: Candidate,
+    pub facts: Hca,
     pub kind: FunctionKind,
     pub link: &'static str,
     /// In Mb/s; of one that is down, which reports any, the highest of this model on the node.
@@ -64,12 +63,24 @@ pub(crate) struct PlanHca {
 
 impl PlanHca {
     pub(crate) fn is_active(&self) -> bool {
-        self.facts.ports().any(hca::Port::is_active)
+        self.facts.ports().any(|(_, port)| port.is_active())
     }
 
     /// Names of its RDMA devices, for a person.
     pub(crate) fn names(&self) -> String {
         text_of(&self.facts.rdma_names().join(" "))
+    }
+
+    /// The ports of an HCA with several netdevs: the active ones, or all while none is.
+    pub(crate) fn ports(&self) -> BTreeSet<u32> {
+        let is_several = self.facts.netdevs.len() > 1;
+        let ports = || self.facts.ports().filter(|_| is_several);
+        let active = ports().filter(|(_, port)| port.is_active());
+        let active: BTreeSet<u32> = active.map(|(_, port)| port.number).collect();
+        match active.is_empty() {
+            true => ports().map(|(_, port)| port.number).collect(),
+            false => active,
+        }
     }
 
     /// Names of its netdevs, for a person.
@@ -183,7 +194,7 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
             .filter(|netdev| is_own(&netdev.name))
             .collect();
         let function = facts.pci.as_ref().map(|pci| pci.address);
-        let layer = facts.ports().map(|port| port.link_layer).next();
+        let layer = facts.ports().map(|(_, port)| port.link_layer).next();
         let unusable = shown.nodes.into_iter().find_map(|node| node.obstacle);
         let obstacle = match (facts.reserved(), &shown.uplink) {
             (Some(reserved), _) => Some(reserved.to_string()),
@@ -193,10 +204,10 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
         let of_host = addresses.iter().filter(|one| one.address.is_ipv4());
         hcas.push(PlanHca {
             kind: facts.function().kind,
-            link: link_type(layer.unwrap_or(LinkLayer::Unknown)),
+            link: layer.unwrap_or(LinkLayer::Unknown).word(),
             rate: facts
                 .ports()
-                .filter_map(|port| Some(port.rate.as_ref()?.mbps))
+                .filter_map(|(_, port)| Some(port.rate.as_ref()?.mbps))
                 .max()
                 .unwrap_or(0),
             obstacle: obstacle.map(|why| text_of(&why)),
@@ -207,7 +218,9 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
             rail,
             is_named: named.is_some(),
             mtu: own.iter().map(|netdev| netdev.mtu).min(),
-            apart: function.is_some() && own.iter().any(|netdev| netdev.pci != function),
+            apart: function.is_some()
+                && !own.is_empty()
+                && own.iter().all(|netdev| netdev.pci != function),
             addresses: of_host
                 .filter(|one| one.netdev.as_deref().is_some_and(is_own))
                 .cloned()

@@ -2,8 +2,6 @@
 //! make of them. Pure.
 
 use cni_wire::text::printable;
-use rdma_device_plugin::candidate::without_node_guid;
-use rdma_device_plugin::words::word;
 use serde_json::{Value, json};
 
 use super::decide::{ClusterPlan, Group, Mode, PlanPool, names};
@@ -145,7 +143,11 @@ fn group_lines(group: &Group<'_>) -> Vec<String> {
         if usage.is_ok() && !gpus.is_empty() {
             line += &format!(", next to GPU {}", gpus.join(" "));
         }
-        let problem = hca.facts.rdma_devices.iter().find_map(without_node_guid);
+        let problem = hca
+            .facts
+            .rdma_devices
+            .iter()
+            .find_map(hca::RdmaDevice::without_node_guid);
         line.extend(
             problem
                 .filter(|_| usage.is_ok())
@@ -163,7 +165,7 @@ fn title(hca: &PlanHca) -> String {
         .as_ref()
         .map(|pci| format!(" {:04x}:{:04x}", pci.vendor, pci.device));
     let (device, rate) = (device.unwrap_or_default(), hca.rate / 1000);
-    let (names, netdevs, kind) = (hca.names(), hca.netdevs(), word(&hca.kind));
+    let (names, netdevs, kind) = (hca.names(), hca.netdevs(), hca.kind.word());
     format!(
         "{names} {} {netdevs},{device} {kind} {} {rate}G",
         facts.id, hca.link

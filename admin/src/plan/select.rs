@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 
 use rdma_device_plugin::config::selector::{Match, Selector};
-use rdma_device_plugin::words::word;
 use serde::Deserialize as _;
 
 use super::read::PlanHca;
@@ -78,7 +77,7 @@ fn values(key: &str, wanted: &[&PlanHca]) -> Vec<String> {
     for hca in wanted {
         let (facts, pci) = (&hca.facts, hca.facts.pci.as_ref());
         let value = match key {
-            "functions" => Some(word(&hca.kind)),
+            "functions" => Some(hca.kind.word().to_owned()),
             "linkTypes" => Some(hca.link.to_owned()),
             // A port that is down reports any rate.
             "linkSpeed" => {

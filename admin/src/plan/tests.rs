@@ -5,8 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, Tree, cloud, machine};
-use rdma_device_plugin::candidate::gather;
+use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, Tree, cloud, machine, ports};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 
 use super::*;
@@ -18,17 +17,20 @@ use decide::Mode;
 
 type Lay = fn(&Tree);
 
-const MACHINES: [(&str, Lay); 19] = [
+const MACHINES: [(&str, Lay); 23] = [
     ("a4", machine::a4),
     ("azure-nd-gb300", cloud::azure_nd_gb300),
     ("azure-nd-h100", cloud::azure_nd_h100),
+    ("cabled-on-port-2", ports::cabled_on_port_2),
     ("cascaded-switches", machine::cascaded_switches),
     ("egx", machine::egx),
     ("erdma", cloud::erdma),
+    ("four-planes", ports::four_planes),
     ("gb200", machine::gb200),
     ("gb300", machine::gb300),
     ("gke", cloud::gke),
     ("hgx-b200", cloud::hgx_b200),
+    ("multiport-eswitch", ports::multiport_eswitch),
     ("no-gpu-near-a-nic", machine::no_gpu_near_a_nic),
     ("oci", cloud::oci),
     (
@@ -41,6 +43,7 @@ const MACHINES: [(&str, Lay); 19] = [
     ("pvrdma", cloud::pvrdma),
     ("two-ports", two_ports),
     ("vf-without-guid", cloud::vf_without_guid),
+    ("xdr-with-smi", ports::xdr_with_smi),
 ];
 
 /// A node without GPUs: two ports of a NIC for pods, another NIC for the node itself.
@@ -108,7 +111,7 @@ fn answers(node: &str, lay: impl Fn(&Tree), change: impl Fn(&mut DiscoverDocumen
         .nodes
         .values_mut()
         .for_each(|node| *node = hca::chardev::Node::Ready);
-    let (candidates, _) = gather::list(&scanned.inventory);
+    let candidates = scanned.inventory.hcas.clone();
     let mut document = DiscoverDocument::of(&scanned, &candidates, None);
     change(&mut document);
     let topology = topology::document_of(scanned.machine);
@@ -438,6 +441,27 @@ fn the_mode_decides_what_a_pod_gets() {
         text.contains("WARNING: rdma/nic needs RDMA subsystems in shared mode"),
         "{text}"
     );
+}
+
+#[test]
+fn an_hca_with_several_netdevs_has_a_network_for_each_cabled_port() {
+    let options = Options {
+        mode: Some(Mode::Exclusive),
+        ..Options::default()
+    };
+    let planes = valid(&of_machine("", ports::four_planes), &options);
+    for port in [3, 6, 9, 12] {
+        assert!(planes.contains(&format!("rdma-nic-p{port}")), "{planes}");
+        assert!(planes.contains(&format!("\"port\": {port}")), "{planes}");
+    }
+    assert_eq!(planes.matches("\"port\"").count(), 4, "{planes}");
+    let cabled = valid(&of_machine("", ports::cabled_on_port_2), &options);
+    assert!(
+        cabled.contains("\"port\": 2") && !cabled.contains("-p2"),
+        "{cabled}"
+    );
+    let xdr = valid(&of_machine("", ports::xdr_with_smi), &options);
+    assert!(!xdr.contains("\"port\"") && !xdr.contains("smi1"), "{xdr}");
 }
 
 #[test]

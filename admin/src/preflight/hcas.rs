@@ -1,10 +1,6 @@
 //! How many HCAs there are (H): other checks judge what they find, and find nothing to blame on a node
 //! that has lost all of it.
 
-use std::collections::BTreeMap;
-
-use hca::PciAddress;
-
 use super::context::{Context, Expected, PoolHca};
 use super::engine::{Check, Findings, Judged, judge, node};
 use crate::verdict::Finding;
@@ -48,26 +44,17 @@ const CHOSEN: &str = "rdmactl validate --on-host shows what each selector leaves
 /// All HCAs of the host.
 fn hcas(context: &Context) -> Vec<PoolHca> {
     let inventory = &context.snapshot.inventory;
-    // RDMA devices of one function are one HCA.
-    let mut hcas: BTreeMap<String, PoolHca> = BTreeMap::new();
-    let key = |function: Option<PciAddress>, name: &str| {
-        function.map_or_else(|| name.to_owned(), |function| function.to_string())
+    let for_pods = |hca: &&hca::Hca| hca.reserved().is_none();
+    let of_hca = |hca: &hca::Hca| {
+        let name = hca.rdma_names().join(",");
+        let is_dark = !hca.elsewhere && !hca.ports().any(|(_, port)| port.is_active());
+        let fault = hca.fault.as_deref();
+        PoolHca::new(&name, fault.or(is_dark.then_some("no port is active")))
     };
-    let for_pods = |device: &&hca::RdmaDevice| device.reserved.is_none();
-    for device in inventory.rdma_devices.iter().filter(for_pods) {
-        let function = device.pci.as_ref().map(|pci| pci.address);
-        let hca = hcas.entry(key(function, &device.name));
-        let hca = hca.or_insert_with(|| PoolHca::new(&device.name, Some("no port is active")));
-        if device.ports.iter().any(hca::Port::is_active) {
-            hca.fault = None;
-        }
-    }
-    for hidden in &inventory.hidden {
-        let function = hidden.pci.as_ref().map(|pci| pci.address);
-        let hca = PoolHca::new(&hidden.rdma_device, hidden.fault.as_deref());
-        hcas.insert(key(function, &hidden.rdma_device), hca);
-    }
-    hcas.into_values().collect()
+    let others = inventory.unusable.iter();
+    let others = others.map(|one| PoolHca::new(&one.device.name, Some(&one.reason)));
+    let hcas = inventory.hcas.iter().filter(for_pods).map(of_hca);
+    hcas.chain(others).collect()
 }
 
 fn h01_any(context: &Context, check: &Check, node: &()) -> Judged {

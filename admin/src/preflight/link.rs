@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use hca::pci::Sriov;
 use hca::{LinkLayer, Netdev, Port, PortState, RdmaDevice};
 use node::policy::membership;
-use rdma_device_plugin::candidate::without_node_guid;
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 
 use super::context::{Context, Membership, Pools};
@@ -122,7 +121,7 @@ pub(super) fn checks() -> Vec<Check> {
 /// The ports of a snapshot.
 pub(super) fn ports(snapshot: &HostSnapshot, pools: Option<&Pools>) -> Vec<PortFacts> {
     let inventory = &snapshot.inventory;
-    let devices = inventory.rdma_devices.iter();
+    let devices = inventory.rdma_devices();
     let ports = devices.flat_map(|device| device.ports.iter().map(move |port| (device, port)));
     ports
         .map(|(device, port)| {
@@ -332,7 +331,7 @@ fn l13_partitions(context: &Context, check: &Check, port: &PortFacts) -> Judged 
 }
 
 fn l14_node_guid(_: &Context, _: &Check, port: &PortFacts) -> Judged {
-    if let Some((why, remedy)) = without_node_guid(&port.device) {
+    if let Some((why, remedy)) = port.device.without_node_guid() {
         return Ok(Finding::fail(why, remedy));
     }
     let sriov = port.device.pci.as_ref().map(|pci| &pci.sriov);

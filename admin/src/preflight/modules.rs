@@ -83,14 +83,7 @@ pub(super) fn modules(context: &Context) -> Fact<BTreeSet<String>> {
 
 fn candidates(context: &Context) -> Fact<Vec<Candidate>> {
     let inventory = &context.snapshot.inventory;
-    let has_rdma = |address| inventory.rdma_on_pci(address).next().is_some();
-    let is_hidden = |address| {
-        let mut hidden = inventory
-            .hidden
-            .iter()
-            .filter_map(|hidden| hidden.pci.as_ref());
-        hidden.any(|pci| pci.address == address)
-    };
+    let has_rdma = |address| inventory.hca(&hca::HcaId::Pci(address)).is_some();
     let is_in_lag = |netdev: &hca::Netdev| {
         let bond = netdev.master.as_deref();
         let bond = bond.and_then(|master| inventory.netdev(master));
@@ -106,7 +99,7 @@ fn candidates(context: &Context) -> Fact<Vec<Candidate>> {
         could.then(|| Candidate {
             address,
             driver: function.driver,
-            rdma: has_rdma(address) || is_hidden(address),
+            rdma: has_rdma(address),
             in_lag: inventory.netdevs_on_pci(address).any(is_in_lag),
         })
     };
@@ -125,7 +118,8 @@ fn half_of(driver: &str) -> Option<(&'static str, bool)> {
 
 fn m01_core(context: &Context, check: &Check, node: &()) -> Judged {
     let modules = modules(context)?;
-    if context.snapshot.inventory.rdma_devices.is_empty() && candidates(context)?.is_empty() {
+    if context.snapshot.inventory.rdma_devices().next().is_none() && candidates(context)?.is_empty()
+    {
         return Err(Finding::not_applicable(NO_NIC));
     }
     let missing = |wanted: &[&str]| {
@@ -150,9 +144,9 @@ fn m01_core(context: &Context, check: &Check, node: &()) -> Judged {
 
 fn m02_drivers(context: &Context) -> Findings {
     let (modules, candidates) = (modules(context)?, candidates(context)?);
-    let none = context.snapshot.inventory.rdma_devices.is_empty();
+    let none = context.snapshot.inventory.rdma_devices().next().is_none();
     if candidates.is_empty() {
-        let count = context.snapshot.inventory.rdma_devices.len();
+        let count = context.snapshot.inventory.rdma_devices().count();
         return match none {
             true => Err(Finding::not_applicable(NO_NIC)),
             false => Ok(vec![Finding::pass(format!("{count} RDMA devices"))]),

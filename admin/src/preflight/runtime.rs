@@ -114,7 +114,7 @@ fn r02_capability(context: &Context, check: &Check, container: &()) -> Judged {
 }
 
 fn r01_locked(context: &Context, check: &Check) -> Findings {
-    if context.snapshot.inventory.rdma_devices.is_empty() {
+    if context.snapshot.inventory.rdma_devices().next().is_none() {
         return Err(Finding::not_applicable(NO_NIC));
     }
     if context.settings.in_pod {
@@ -155,7 +155,7 @@ fn allocated(variables: impl Iterator<Item = (String, String)>) -> Option<Vec<St
 /// The verbs nodes of RDMA devices, and the connection manager's.
 fn device_nodes(context: &Context) -> Vec<(Option<&RdmaDevice>, &CharDevice)> {
     let inventory = &context.snapshot.inventory;
-    let verbs = inventory.rdma_devices.iter().filter_map(|device| {
+    let verbs = inventory.rdma_devices().filter_map(|device| {
         let uverbs = device.char_devices.uverbs.as_ref()?;
         Some((Some(device), uverbs))
     });
@@ -165,7 +165,7 @@ fn device_nodes(context: &Context) -> Vec<(Option<&RdmaDevice>, &CharDevice)> {
 }
 
 fn r04_nodes(context: &Context, check: &Check) -> Findings {
-    if context.snapshot.inventory.rdma_devices.is_empty() {
+    if context.snapshot.inventory.rdma_devices().next().is_none() {
         return Err(Finding::not_applicable(NO_NIC));
     }
     let in_pod = context.settings.in_pod;

@@ -913,7 +913,7 @@ fn a_node_that_lost_an_hca_is_not_fit() {
         (verdicts["H01"], verdicts["H03"])
     };
     let all = node.context(node.settings(), None).snapshot;
-    let all = all.inventory.rdma_devices.len();
+    let all = all.inventory.rdma_devices().count();
     assert_eq!(expecting(&all.to_string()).1, Pass);
     node.tree
         .set_port_state("mlx5_7", 1, "1: DOWN", "2: Polling");

@@ -16,7 +16,7 @@ use rdma_netdev::{
     command::status,
     config::{Attach, Config, Devices, RdmaRequirement},
     decide::refusals,
-    facts::{Facts, ForOne},
+    facts::Facts,
 };
 
 /// The names under which this plugin is called: its own, and that of the RDMA CNI plugin, in whose
@@ -118,7 +118,7 @@ fn check_plugin(
         by_unit,
         for_one: kind
             .filter(|kind| !addresses::is_own(kind))
-            .map(|kind| ForOne::Ipam(kind.to_owned())),
+            .map(|kind| addresses::serves_one(kind).into()),
         ranges,
         ..Facts::without_pod(policy, &places.policy)
     };
@@ -138,7 +138,7 @@ fn notes(config: &Config, network: &Network, found: &mut Findings) {
         let note = "rdma required is refused on nodes that are not in exclusive mode";
         found.notes.push(note.to_owned());
     }
-    if config.accept_ra && config.source_routing.wanted.is_none() {
+    if config.accept_ra && config.source_routing.wanted != Some(false) {
         found.notes.push(
             "acceptRA: the default route of router advertisements is left out where the pod has one; \
              with sourceRouting false it is not"

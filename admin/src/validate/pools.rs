@@ -1,6 +1,6 @@
 //! What a configuration of pools means, before the kubelet hears of it.
 
-use rdma_device_plugin::candidate::Candidate;
+use hca::Hca;
 use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config::{self, Config, PoolConfig, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
@@ -17,7 +17,7 @@ pub(super) fn check(
     place: &str,
     text: &str,
     defaults: &Defaults,
-    host: Option<&(HostSnapshot, Vec<Candidate>)>,
+    host: Option<&(HostSnapshot, Vec<Hca>)>,
 ) -> Checked {
     let config = match config::parse_with(text, defaults) {
         Ok(config) => config,

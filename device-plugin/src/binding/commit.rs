@@ -100,7 +100,7 @@ fn text(
         let what = format!("give {} to a container as {}: {why}", one.hca, one.unit);
         Failure::new(FailureKind::CannotBind, what)
     };
-    let Some((snapshot, late)) = late_pool(&one.resource, report) else {
+    let Some((snapshot, _)) = late_pool(&one.resource, report) else {
         let resource = &one.resource;
         let why = format!("{resource} is not a pool with binding late of this node any more");
         return Err(cannot(why));
@@ -122,7 +122,7 @@ fn text(
     let mut of_container: Vec<&Binding> = all.iter().filter(of_container).collect();
     of_container.sort_by(|a, b| (a.rail, &a.hca).cmp(&(b.rail, &b.hca)));
     let gid_index = common_gid_index(&of_container).unwrap_or_else(|why| {
-        if late.environment {
+        if snapshot.pool().environment {
             let (pod, unit) = (&one.pod, &one.unit);
             tracing::info!(%pod, unit, "NCCL_IB_GID_INDEX is not set: {why}");
         }

@@ -76,21 +76,11 @@ pub(crate) fn text(
 
 /// The environment of a container with these HCAs, sorted.
 fn variables(pool: &PoolConfig, members: &[&Member], gid_index: Option<u32>) -> Vec<String> {
-    let mut variables: Vec<String> = env::variables(pool, members)
+    let of_libraries = env::of_libraries(pool, members, gid_index);
+    let all = env::variables(pool, members)
         .into_iter()
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
-    if matches!(pool.sharing, Sharing::Late(late) if late.environment) {
-        let ports: Vec<String> = members
-            .iter()
-            .flat_map(|member| member.hca.rdma_names())
-            .map(|device| format!("{device}:1"))
-            .collect();
-        // `=` asks NCCL for exactly these: mlx5_1 alone would also mean mlx5_10.
-        variables.push(format!("NCCL_IB_HCA=={}", ports.join(",")));
-        variables.extend(gid_index.map(|index| format!("NCCL_IB_GID_INDEX={index}")));
-        variables.push(format!("UCX_NET_DEVICES={}", ports.join(",")));
-    }
+        .chain(of_libraries);
+    let mut variables: Vec<String> = all.map(|(name, value)| format!("{name}={value}")).collect();
     variables.sort();
     variables
 }
@@ -156,31 +146,33 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::candidate::example::named;
+    use crate::candidate::example::{named, virtual_function};
     use crate::config::{Late, ResourceName};
     use crate::snapshot::{DeviceNode, Health};
 
     fn member(index: u32) -> Member {
         let node = |class, path: String| DeviceNode { class, path };
+        let mut hca = named(&format!("0000:3b:00.{index}"), &[]);
+        hca.rdma_devices.push(hca::RdmaDevice {
+            name: format!("mlx5_{index}"),
+            ..virtual_function().rdma_devices.remove(0)
+        });
         Member {
             nodes: vec![
                 node(NodeClass::Uverbs, format!("/dev/infiniband/uverbs{index}")),
                 node(NodeClass::RdmaCm, "/dev/infiniband/rdma_cm".into()),
             ],
-            ..Member::example(named(
-                &format!("0000:3b:00.{index}"),
-                &[&format!("mlx5_{index}")],
-            ))
+            ..Member::example(hca)
         }
     }
 
     fn pool(environment: bool) -> PoolConfig {
-        let late = Late {
-            environment,
-            ..Late::default()
-        };
         let resource = ResourceName::parse("rdma/nic").unwrap();
-        PoolConfig::new(resource, Sharing::Late(late), Vec::new())
+        let late = Sharing::Late(Late::default());
+        PoolConfig {
+            environment,
+            ..PoolConfig::new(resource, late, Vec::new())
+        }
     }
 
     #[test]
@@ -235,6 +227,7 @@ mod tests {
             "PCIDEVICE_RDMA_NIC=0000:3b:00.0,0000:3b:00.1",
             "NCCL_IB_GID_INDEX=3",
             "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1",
+            "NVSHMEM_HCA_LIST=mlx5_0:1,mlx5_1:1",
             "UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1",
         ] {
             assert!(variables.contains(&expected), "{variables:?}");

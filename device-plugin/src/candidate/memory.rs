@@ -10,15 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use hca::chardev::CharDevices;
-use hca::inventory::Inventory;
-use hca::{HcaId, Netdev, PortState, RdmaDevice};
+use hca::inventory::Unusable;
+use hca::{Hca, HcaId, Inventory, Netdev, PortState, RdmaDevice};
 use node::identity::boot_id;
 use node::policy::Policy;
 use node::trust;
 use serde::{Deserialize, Serialize};
 
-use super::Candidate;
-use super::gather::{self, Unusable};
 use crate::host_snapshot::HostSnapshot;
 
 /// The file in the state directory.
@@ -34,7 +32,7 @@ const MAX_BYTES: u64 = 16 * 1024 * 1024;
 pub struct Memory {
     /// The boot whose file it replaces; none if the file was not read, and must stay.
     boot: Option<String>,
-    known: BTreeMap<HcaId, Candidate>,
+    known: BTreeMap<HcaId, Hca>,
     /// By resource, the HCAs of pools whose units name none ([`Memory::note_pooled`]).
     pooled: BTreeMap<String, BTreeSet<HcaId>>,
 }
@@ -44,7 +42,7 @@ pub struct Memory {
 struct Document {
     version: u32,
     boot: String,
-    hcas: Vec<Candidate>,
+    hcas: Vec<Hca>,
     pooled: BTreeMap<String, BTreeSet<HcaId>>,
 }
 
@@ -107,8 +105,9 @@ impl Memory {
 
     /// The HCAs of a scan, with what was known of those that the host cannot see whole, and remembers
     /// what is known now.
-    pub fn list(&mut self, seen: &HostSnapshot) -> (Vec<Candidate>, Vec<Unusable>) {
-        let (mut candidates, mut unusable) = gather::list(&seen.inventory);
+    pub fn list(&mut self, seen: &HostSnapshot) -> (Vec<Hca>, Vec<Unusable>) {
+        let (mut candidates, mut unusable) =
+            (seen.inventory.hcas.clone(), seen.inventory.unusable.clone());
         self.complete(&mut candidates, &mut unusable, &seen.inventory);
         (candidates, unusable)
     }
@@ -118,7 +117,7 @@ impl Memory {
     /// unique over all network namespaces, lead to what is known, and they are usable then.
     fn complete(
         &mut self,
-        candidates: &mut Vec<Candidate>,
+        candidates: &mut Vec<Hca>,
         unusable: &mut Vec<Unusable>,
         inventory: &Inventory,
     ) {
@@ -132,10 +131,11 @@ impl Memory {
                 self.known.insert(seen.id.clone(), lasting(seen));
             }
         }
-        for hidden in &inventory.hidden {
-            let name = &hidden.rdma_device;
-            let has_name = |hca: &Candidate| hca.rdma_devices.iter().any(|one| one.name == *name);
-            let by_guid = |hca: &&Candidate| matches!(hca.id, HcaId::NodeGuid(_)) && has_name(hca);
+        let hidden = inventory.unusable.iter();
+        for hidden in hidden.filter(|one| one.device.ports.is_empty()) {
+            let name = &hidden.device.name;
+            let has_name = |hca: &Hca| hca.rdma_devices.iter().any(|one| one.name == *name);
+            let by_guid = |hca: &&Hca| matches!(hca.id, HcaId::NodeGuid(_)) && has_name(hca);
             let Some(known) = self.known.values().find(by_guid) else {
                 continue;
             };
@@ -143,12 +143,16 @@ impl Memory {
                 .iter()
                 .any(|seen| seen.id == known.id || has_name(seen))
             {
-                unusable.retain(|one| one.rdma_device != *name);
-                candidates.push(Candidate {
-                    elsewhere: hidden.uverbs.is_some(),
-                    fault: hidden.fault.clone(),
+                unusable.retain(|one| one.device.name != *name);
+                let mut hca = Hca {
+                    elsewhere: hidden.elsewhere,
+                    fault: (!hidden.elsewhere).then(|| hidden.reason.clone()),
                     ..known.clone()
-                });
+                };
+                for device in hca.rdma_devices.iter_mut().filter(|one| one.name == *name) {
+                    device.char_devices = hidden.device.char_devices.clone();
+                }
+                candidates.push(hca);
             }
         }
     }
@@ -157,19 +161,15 @@ impl Memory {
 /// The HCAs of a scan, those in pods with what the daemon of this node knows of them. For commands:
 /// nothing is written.
 #[must_use]
-pub fn list(
-    seen: &HostSnapshot,
-    policy: &Path,
-    host: &hca::Host,
-) -> (Vec<Candidate>, Vec<Unusable>) {
+pub fn list(seen: &HostSnapshot, policy: &Path, host: &hca::Host) -> (Vec<Hca>, Vec<Unusable>) {
     let state_dir = Policy::load_for_release(policy).0.state_dir;
     Memory::load(&state_dir, boot_id(&host.proc)).list(seen)
 }
 
 /// What is worth knowing of an HCA while it is not visible. States, GIDs and the like change with
 /// each pod: the file would be written each time.
-fn lasting(seen: &Candidate) -> Candidate {
-    let mut known = Candidate {
+fn lasting(seen: &Hca) -> Hca {
+    let mut known = Hca {
         elsewhere: false,
         fault: None,
         ..seen.clone()
@@ -196,17 +196,18 @@ fn lasting(seen: &Candidate) -> Candidate {
 
 /// Whether it may be the same HCA: one that was plugged in its place has its identity, and nothing of
 /// its attributes.
-fn is_same_model(seen: &Candidate, known: &Candidate) -> bool {
+fn is_same_model(seen: &Hca, known: &Hca) -> bool {
     let both = seen.pci.as_ref().zip(known.pci.as_ref());
     both.is_none_or(|(seen, known)| (seen.vendor, seen.device) == (known.vendor, known.device))
 }
 
 /// Fills what is not visible. `in_sight` says that the host has a netdev of this name: it is not one
 /// of this HCA, or it would have been seen.
-fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool) {
+fn fill(seen: &mut Hca, known: &Hca, in_sight: impl Fn(&str) -> bool) {
     if !seen.is_read() {
         seen.bond_names.clone_from(&known.bond_names);
     }
+    let are_away = seen.netdevs.len() < known.netdevs.len();
     let alone = seen.rdma_devices.len() == 1 && known.rdma_devices.len() == 1;
     for device in &mut seen.rdma_devices {
         let mut all = known.rdma_devices.iter();
@@ -216,7 +217,8 @@ fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool
         };
         if device.ports.is_empty() {
             *device = RdmaDevice {
-                name: device.name.clone(),
+                name: std::mem::take(&mut device.name),
+                char_devices: std::mem::take(&mut device.char_devices),
                 ..same.clone()
             };
         }
@@ -225,6 +227,9 @@ fn fill(seen: &mut Candidate, known: &Candidate, in_sight: impl Fn(&str) -> bool
             let Some(same) = all.find(|one| one.number == port.number) else {
                 continue;
             };
+            if are_away {
+                port.carries_data = port.netdev.is_some() || same.carries_data;
+            }
             if !port.is_active() {
                 port.rate = same.rate.clone().or(port.rate.take());
             }

@@ -139,6 +139,8 @@ pub struct PoolConfig {
     pub link_up: bool,
     /// MTU in bytes that they get before that.
     pub mtu: Option<u32>,
+    /// Name the HCAs for communication libraries in the environment of containers.
+    pub environment: bool,
     /// Further nodes that every container gets, as `/dev/vhost-net`.
     pub extra_nodes: Vec<String>,
     /// What an administrator wants said about HCAs in the environment, by identity or `*`.
@@ -163,6 +165,7 @@ impl PoolConfig {
             optional: false,
             link_up: false,
             mtu: None,
+            environment: false,
             extra_nodes: Vec::new(),
             additional_info: BTreeMap::new(),
             variables: Variables::Shell,
@@ -286,8 +289,6 @@ pub struct Late {
     pub strict: bool,
     /// Bind pods that have no network attachment when their first container starts.
     pub bind_at_start: bool,
-    /// Name the HCAs for communication libraries in the environment of containers.
-    pub environment: bool,
     /// Mount the file of [`TopologyConfig::nccl_topology`] in containers, and name it to NCCL.
     pub nccl_topology: bool,
 }
@@ -297,7 +298,6 @@ impl Default for Late {
         Self {
             strict: true,
             bind_at_start: false,
-            environment: false,
             nccl_topology: false,
         }
     }

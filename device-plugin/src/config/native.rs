@@ -58,7 +58,8 @@ struct Pool {
     binding: Binding,
     strict: Option<bool>,
     bind_at_start: Option<bool>,
-    environment: Option<bool>,
+    #[serde(default)]
+    environment: bool,
     nccl_topology: Option<bool>,
     #[serde(default, deserialize_with = "slots")]
     slots: Option<u32>,
@@ -179,6 +180,9 @@ impl Pool {
                  host shows its PCI tree, NCCL reads it itself",
             );
         }
+        if self.environment && self.mode == Mode::Shared {
+            problems.push("environment requires mode: exclusive");
+        }
         let mtu = match self.link_up {
             LinkUp::With { mtu } => Some(mtu),
             LinkUp::Plain(_) => None,
@@ -207,6 +211,7 @@ impl Pool {
             wait_for: self.wait_for,
             optional: self.optional,
             link_up: self.link_up != LinkUp::Plain(false),
+            environment: self.environment,
             mtu,
             ..PoolConfig::new(self.resource.value, sharing, self.select)
         }
@@ -239,7 +244,6 @@ impl Pool {
         Sharing::Late(Late {
             strict: self.strict.unwrap_or(usual.strict),
             bind_at_start: self.bind_at_start.unwrap_or(usual.bind_at_start),
-            environment: self.environment.unwrap_or(usual.environment),
             nccl_topology: self.nccl_topology.unwrap_or(usual.nccl_topology),
         })
     }
@@ -249,7 +253,6 @@ impl Pool {
         let of_late = [
             (self.strict, "strict requires binding: late"),
             (self.bind_at_start, "bindAtStart requires binding: late"),
-            (self.environment, "environment requires binding: late"),
             (self.nccl_topology, "ncclTopology requires binding: late"),
         ];
         let of_late = of_late.into_iter().filter(|(key, _)| key.is_some());

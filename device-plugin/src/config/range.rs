@@ -2,21 +2,10 @@
 
 use std::fmt;
 
-use serde::Deserialize;
-
 /// A set of numbers written as ranges.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RangeSet {
     ranges: Vec<(u32, u32)>,
-}
-
-impl TryFrom<String> for RangeSet {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        Self::parse(&text)
-    }
 }
 
 impl RangeSet {
@@ -44,13 +33,6 @@ impl RangeSet {
         Ok(Self { ranges })
     }
 
-    /// A set of single numbers.
-    pub fn of(numbers: impl IntoIterator<Item = u32>) -> Self {
-        Self {
-            ranges: numbers.into_iter().map(|n| (n, n)).collect(),
-        }
-    }
-
     /// All numbers from the one to the other.
     pub fn from_to(low: u32, high: u32) -> Self {
         Self {
@@ -63,11 +45,6 @@ impl RangeSet {
         self.ranges
             .iter()
             .any(|(low, high)| (*low..=*high).contains(&number))
-    }
-
-    /// Whether the set is empty.
-    pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
     }
 
     /// Adds all of `other`.

@@ -15,8 +15,8 @@
 
 use std::time::Duration;
 
+use hca::FunctionKind;
 use node::json::{self, Value};
-use node::pattern::Pattern;
 use serde::Deserialize;
 
 use super::model::{
@@ -24,9 +24,8 @@ use super::model::{
 };
 use super::problems::{Findings, Problems};
 use super::resource::ResourceName;
-use super::selector::Selector;
+use super::selector::{Matcher, Selector};
 use super::value::MAX_TIME;
-use crate::candidate::FunctionKind;
 
 const DEFAULT_PREFIX: &str = "rdma";
 
@@ -183,16 +182,21 @@ fn selector(
     if !entry.drivers.is_empty() {
         functions.push(FunctionKind::Software);
     }
-    let exact = |words: Vec<String>| words.into_iter().map(Pattern::Exact).collect();
-    Some(Selector {
-        vendors: exact(entry.vendors),
-        device_ids: exact(entry.device_ids),
-        drivers: exact(entry.drivers),
-        if_names: exact(if_names),
-        link_types: exact(entry.link_types),
-        functions,
-        ..Selector::default()
-    })
+    let exact = |words: Vec<String>| words.into_iter().map(Matcher::exact).collect();
+    Some(Selector::of([
+        ("vendors", exact(entry.vendors)),
+        ("deviceIDs", exact(entry.device_ids)),
+        ("drivers", exact(entry.drivers)),
+        ("ifNames", exact(if_names)),
+        ("linkTypes", exact(entry.link_types)),
+        (
+            "functions",
+            functions
+                .into_iter()
+                .map(|kind| Matcher::exact(kind.word()))
+                .collect(),
+        ),
+    ]))
 }
 
 #[cfg(test)]

@@ -1,117 +1,46 @@
-//! Which HCAs belong to a pool. Each key of a selector is a line of `CRITERIA`.
+//! Which HCAs belong to a pool. A selector is data: for each of its keys the values that are asked for.
+//! An HCA has words for each key, and each type of value has one way to match a word ([`Matcher`]).
 //!
-//! Inside one list any entry will do; all lists that are present have to agree. Criteria about a
-//! port (`ports`, `linkSpeed`, `pKeys`, and `linkTypes` of an HCA without netdev) have to hold for
-//! one and the same port. A criterion about what the host cannot see just now, because a pod has it,
-//! is neither a match nor a mismatch.
+//! Inside one list any entry will do; all lists that are present have to agree. Keys about a port
+//! (`ports`, `linkSpeed`, `pKeys`, and `linkTypes` of an HCA without netdev) have to hold for one and
+//! the same port. A key about what the host cannot see just now, because a pod has it, is neither a
+//! match nor a mismatch.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::LazyLock;
 
-use hca::{Guid, Netdev, PciFunction, Port, RdmaDevice};
+use hca::{FunctionKind, Guid, Hca, PciFunction, Port};
 use node::pattern::Pattern;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value};
 
 use super::range::RangeSet;
-use super::value::{guids, link_types, numbers, partition_keys, pci_ids, ranges};
-use crate::candidate::{Candidate, FunctionKind, link_type};
-use crate::words::word;
 
-/// A conjunction of criteria; an empty list imposes nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+/// A conjunction of keys; one without values imposes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Selector {
-    /// PCI vendor, four hex digits.
-    #[serde(deserialize_with = "pci_ids")]
-    pub vendors: Vec<Pattern>,
-    /// PCI device, four hex digits.
-    #[serde(rename = "deviceIDs", deserialize_with = "pci_ids")]
-    pub device_ids: Vec<Pattern>,
-    /// PCI driver.
-    pub drivers: Vec<Pattern>,
-    /// Netdev name on the host.
-    pub if_names: Vec<Pattern>,
-    /// Link encapsulation, by its name.
-    #[serde(deserialize_with = "link_types")]
-    pub link_types: Vec<Pattern>,
-    /// PCI address of the function.
-    pub pci_addresses: Vec<Pattern>,
-    /// `acpi_index` of the function.
-    pub acpi_indexes: Vec<Pattern>,
-    /// Name of the owning PF's netdev, with VF or SF numbers.
-    pub pf_names: Vec<Owner>,
-    /// PCI address of the owning PF, with VF or SF numbers.
-    pub root_devices: Vec<Owner>,
-    /// How several entries for one PF in `pf_names` or `root_devices` combine.
-    #[serde(skip)]
-    pub owners: OwnerRule,
-    /// Partition keys without the membership bit.
-    #[serde(rename = "pKeys", deserialize_with = "partition_keys")]
-    pub pkeys: Vec<u16>,
-    /// RDMA device name.
-    pub rdma_devices: Vec<Pattern>,
-    /// Node or port GUID, sixteen hex digits.
-    #[serde(deserialize_with = "guids")]
-    pub guids: Vec<Pattern>,
-    /// Port numbers.
-    #[serde(deserialize_with = "numbers")]
-    pub ports: RangeSet,
-    /// NUMA nodes.
-    #[serde(deserialize_with = "ranges")]
-    pub numa_nodes: RangeSet,
-    /// Port rates.
-    pub link_speed: Vec<SpeedRange>,
-    /// Firmware version.
-    pub firmware: Vec<Pattern>,
-    /// Board or PSID.
-    #[serde(rename = "boardIDs")]
-    pub board_ids: Vec<Pattern>,
-    /// `pf`, `vf`, `sf`, `software`.
-    pub functions: Vec<FunctionKind>,
+    /// By position in [`KEYS`].
+    keys: BTreeMap<usize, Vec<Matcher>>,
     /// None of these may match.
-    #[serde(deserialize_with = "one_or_many")]
-    pub not: Vec<Selector>,
+    not: Vec<Selector>,
 }
 
-/// An entry of `pfNames` or `rootDevices`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Owner {
-    /// PF name or address.
-    pub pf: Pattern,
-    /// VF or SF numbers; `None` is all, and the PF itself.
-    pub indexes: Option<RangeSet>,
-}
-
-impl TryFrom<String> for Owner {
-    type Error = String;
-
-    /// `ens1f0`, `ens1f0#0-3,7`.
-    fn try_from(text: String) -> Result<Self, String> {
-        let (name, indexes) = match text.split_once('#') {
-            None => (text.as_str(), None),
-            Some((name, range)) => (name, Some(RangeSet::parse(range))),
-        };
-        Ok(Owner {
-            pf: Pattern::parse(name)?,
-            indexes: indexes.transpose()?,
-        })
-    }
-}
-
-/// How several entries that name the same PF combine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OwnerRule {
-    /// Any entry will do.
-    #[default]
-    Any,
-    /// Only the first entry that names the PF counts (the SR-IOV plugin's rule).
-    First,
+/// A value of a selector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Matcher {
+    /// A name, or a pattern of names.
+    Pattern(Pattern),
+    /// Numbers.
+    Range(RangeSet),
+    /// Port rates.
+    Speed(SpeedRange),
+    /// The name or address of a PF; and the numbers of VFs or SFs, `None` for all and the PF itself.
+    Owner(Pattern, Option<RangeSet>),
 }
 
 /// A closed range of port rates in Mb/s.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpeedRange {
     /// Least.
     pub min_mbps: u32,
@@ -119,43 +48,32 @@ pub struct SpeedRange {
     pub max_mbps: u32,
 }
 
-/// Whether a selector chooses an HCA. The worst of all criteria decides, and the best of alternatives.
+/// Whether a selector chooses an HCA. The worst of all keys decides, and the best of alternatives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Match {
-    /// A criterion that is visible fails.
+    /// A key that is visible fails.
     No,
     /// It asks for what is not visible now, so it might.
     Hidden,
-    /// All criteria hold.
+    /// All keys hold.
     Yes,
 }
 
-/// One key of a selector, and how an HCA is matched.
-struct Criterion {
-    key: &'static str,
+/// One key of a selector.
+struct Key {
+    name: &'static str,
     about: About,
-    /// What the selector asks for, for a person; `None` if it does not ask for this.
-    wanted: fn(&Selector) -> Option<String>,
-    /// What the HCA has.
-    found: fn(&Candidate) -> Vec<String>,
-    test: Test,
-}
-
-enum Test {
-    /// A word of what was found matches one of these patterns.
-    Words(fn(&Selector) -> &[Pattern]),
-    Hca(fn(&Selector, &Candidate) -> bool),
-    /// All criteria of this kind hold for one and the same port.
-    Port(fn(&Selector, &Port) -> bool),
+    /// Reads a value of our own format.
+    read: fn(&str) -> Result<Matcher, String>,
 }
 
 /// What a selector consists of.
 enum Term<'s> {
-    Key(&'static Criterion),
+    Key(&'static Key, &'s [Matcher]),
     Not(&'s Selector),
 }
 
-/// What a criterion asks about, which decides whether all of it is visible.
+/// What a key asks about, which decides whether all of it is visible.
 #[derive(Clone, Copy)]
 enum About {
     /// Where the HCA is: always visible.
@@ -171,7 +89,7 @@ enum About {
 }
 
 impl About {
-    fn is_visible(self, hca: &Candidate) -> bool {
+    fn is_visible(self, hca: &Hca) -> bool {
         match self {
             About::Place => true,
             About::Devices => hca.is_read(),
@@ -182,210 +100,153 @@ impl About {
     }
 }
 
-macro_rules! criterion {
-    ($key:literal, $about:ident, $found:expr, $field:ident) => {
-        criterion!(
-            $key,
-            $about,
-            $found,
-            |selector| alternatives(selector.$field.iter()),
-            Words(|selector| &selector.$field)
-        )
-    };
-    ($key:literal, $about:ident, $found:expr, $wanted:expr, $kind:ident($test:expr)) => {
-        Criterion {
-            key: $key,
-            about: About::$about,
-            wanted: $wanted,
-            found: $found,
-            test: Test::$kind($test),
-        }
-    };
+const fn key(name: &'static str, about: About, read: fn(&str) -> Result<Matcher, String>) -> Key {
+    Key { name, about, read }
 }
 
 /// Every key but `not`, in the order in which they are printed.
-const CRITERIA: &[Criterion] = &[
-    criterion!(
-        "rdmaDevices",
-        Place,
-        |hca| of_devices(hca, |one| Some(one.name.clone())),
-        rdma_devices
-    ),
-    criterion!(
-        "ifNames",
-        Netdevs,
-        |hca| {
-            let bonds = hca.bond_names.iter().map(String::as_str);
-            hca.netdev_names().chain(bonds).map(str::to_owned).collect()
-        },
-        if_names
-    ),
-    criterion!(
-        "pciAddresses",
-        Place,
-        |hca| of_pci(hca, |pci| Some(pci.address.to_string())),
-        pci_addresses
-    ),
-    criterion!(
-        "vendors",
-        Place,
-        |hca| of_pci(hca, |pci| Some(format!("{:04x}", pci.vendor))),
-        vendors
-    ),
-    criterion!(
-        "deviceIDs",
-        Place,
-        |hca| of_pci(hca, |pci| Some(format!("{:04x}", pci.device))),
-        device_ids
-    ),
-    criterion!("drivers", Devices, Candidate::drivers, drivers),
-    criterion!(
-        "acpiIndexes",
-        Place,
-        acpi_index,
-        |selector| alternatives(selector.acpi_indexes.iter()),
-        Hca(|selector, hca| match acpi_index(hca).first() {
-            Some(index) => any_matches(&selector.acpi_indexes, index),
-            // The SR-IOV plugin's `[""]`: a function without an index. A pattern of ours that
-            // matches everything does not match what is not there.
-            None => selector
-                .acpi_indexes
-                .contains(&Pattern::Exact(String::new())),
-        })
-    ),
-    criterion!(
-        "guids",
-        Devices,
-        |hca| {
-            let nodes = hca.rdma_devices.iter().filter_map(|one| one.node_guid);
-            let ports = hca.ports().filter_map(Port::guid);
-            let digits = |Guid(guid): Guid| format!("{guid:016x}");
-            nodes.chain(ports).map(digits).collect()
-        },
-        guids
-    ),
-    criterion!(
-        "firmware",
-        Devices,
-        |hca| of_devices(hca, |one| one.firmware.clone()),
-        firmware
-    ),
-    criterion!(
-        "boardIDs",
-        Devices,
-        |hca| of_devices(hca, |one| one.board_id.clone()),
-        board_ids
-    ),
-    criterion!(
-        "functions",
-        Place,
-        |hca| vec![word(&hca.function().kind)],
-        |selector| alternatives(selector.functions.iter().map(word)),
-        Hca(|selector, hca| selector.functions.contains(&hca.function().kind))
-    ),
-    criterion!(
-        "pfNames",
-        Owner,
-        |hca| numbered(hca, pf_names(hca)),
-        |selector| alternatives(selector.pf_names.iter()),
-        Hca(|selector, hca| owned(&selector.pf_names, selector.owners, hca, &pf_names(hca)))
-    ),
-    criterion!(
-        "rootDevices",
-        Place,
-        |hca| numbered(hca, pf_address(hca)),
-        |selector| alternatives(selector.root_devices.iter()),
-        Hca(|selector, hca| owned(
-            &selector.root_devices,
-            selector.owners,
-            hca,
-            &pf_address(hca)
-        ))
-    ),
-    criterion!(
-        "numaNodes",
-        Place,
-        |hca| hca.numa_node().iter().map(ToString::to_string).collect(),
-        |selector| range(&selector.numa_nodes),
-        Hca(|selector, hca| hca
-            .numa_node()
-            .is_some_and(|n| selector.numa_nodes.contains(n)))
-    ),
-    criterion!(
-        "linkTypes",
-        Links,
-        |hca| {
-            // Netdevs decide where there are any.
-            let mut layers: Vec<_> = hca.netdevs.iter().map(Netdev::link_layer).collect();
-            if layers.is_empty() {
-                layers.extend(hca.ports().map(|port| port.link_layer));
-            }
-            let words = layers.into_iter().map(|layer| link_type(layer).to_owned());
-            words.collect()
-        },
-        link_types
-    ),
-    criterion!(
-        "ports",
-        Devices,
-        |hca| hca.ports().map(|port| port.number.to_string()).collect(),
-        |selector| range(&selector.ports),
-        Port(|selector, port| selector.ports.contains(port.number))
-    ),
-    criterion!(
-        "linkSpeed",
-        Devices,
-        |hca| hca.ports().filter_map(rate_mbps).map(rate).collect(),
-        |selector| alternatives(selector.link_speed.iter()),
-        Port(|selector, port| {
-            let mut ranges = selector.link_speed.iter();
-            rate_mbps(port).is_some_and(|rate| ranges.any(|range| range.contains(rate)))
-        })
-    ),
-    criterion!(
-        "pKeys",
-        Devices,
-        |hca| hca.ports().flat_map(partitions).map(pkey).collect(),
-        |selector| alternatives(selector.pkeys.iter().copied().map(pkey)),
-        Port(|selector, port| partitions(port).any(|key| selector.pkeys.contains(&key)))
-    ),
+const KEYS: &[Key] = &[
+    key("rdmaDevices", About::Place, pattern),
+    key("ifNames", About::Netdevs, pattern),
+    key("pciAddresses", About::Place, pattern),
+    key("vendors", About::Place, pci_id),
+    key("deviceIDs", About::Place, pci_id),
+    key("drivers", About::Devices, pattern),
+    key("acpiIndexes", About::Place, pattern),
+    key("guids", About::Devices, guid),
+    key("firmware", About::Devices, pattern),
+    key("boardIDs", About::Devices, pattern),
+    key("functions", About::Place, function),
+    key("pfNames", About::Owner, owner),
+    key("rootDevices", About::Place, owner),
+    key("numaNodes", About::Place, range),
+    key("linkTypes", About::Links, link_type),
+    key("ports", About::Devices, range),
+    key("linkSpeed", About::Devices, speed),
+    key("pKeys", About::Devices, partition_key),
 ];
 
+/// Keys that hold for one and the same port.
+const PORT_KEYS: [&str; 3] = ["ports", "linkSpeed", "pKeys"];
+
+/// What a port has for one of [`PORT_KEYS`].
+fn of_port(key: &str, port: &Port) -> Option<Vec<String>> {
+    Some(match key {
+        "ports" => vec![port.number.to_string()],
+        "linkSpeed" => port.rate.iter().map(|rate| speed_word(rate.mbps)).collect(),
+        "pKeys" => port.pkeys.iter().map(|pkey| pkey_word(pkey.key)).collect(),
+        _ => return None,
+    })
+}
+
+/// What an HCA has for a key.
+fn of_hca(key: &str, hca: &Hca) -> Vec<String> {
+    let devices = || hca.rdma_devices.iter();
+    let ports = || hca.ports().map(|(_, port)| port);
+    let pci = |word: fn(&PciFunction) -> String| hca.pci.iter().map(word).collect();
+    let owned = |names: &mut dyn Iterator<Item = &str>| names.map(str::to_owned).collect();
+    let bonds = hca.bond_names.iter().map(String::as_str);
+    match key {
+        "rdmaDevices" => owned(&mut hca.rdma_names().into_iter()),
+        "ifNames" => owned(&mut hca.netdev_names().chain(bonds)),
+        "pciAddresses" => pci(|pci| pci.address.to_string()),
+        "vendors" => pci(|pci| format!("{:04x}", pci.vendor)),
+        "deviceIDs" => pci(|pci| format!("{:04x}", pci.device)),
+        "drivers" => hca.drivers(),
+        // A function without an index has the empty word.
+        "acpiIndexes" => {
+            let index = hca.pci.as_ref().and_then(|pci| pci.acpi_index);
+            vec![index.map_or_else(String::new, |index| index.to_string())]
+        }
+        "guids" => {
+            let guids = devices().filter_map(|one| one.node_guid);
+            let guids = guids.chain(ports().filter_map(Port::guid));
+            guids.map(|Guid(guid)| format!("{guid:016x}")).collect()
+        }
+        "firmware" => devices().filter_map(|one| one.firmware.clone()).collect(),
+        "boardIDs" => devices().filter_map(|one| one.board_id.clone()).collect(),
+        "functions" => vec![hca.function().kind.word().to_owned()],
+        "pfNames" => {
+            let is_pf = hca.function().kind == FunctionKind::Pf;
+            let names = hca.pf_netdevs.iter().map(String::as_str);
+            numbered(hca, names.chain(bonds.filter(|_| is_pf)))
+        }
+        "rootDevices" => {
+            let address = hca.pf().map(|pf| pf.to_string());
+            numbered(hca, address.as_deref().into_iter())
+        }
+        "numaNodes" => hca.numa_node().iter().map(u32::to_string).collect(),
+        // Netdevs decide where there are any.
+        "linkTypes" if hca.netdevs.is_empty() => {
+            owned(&mut ports().map(|port| port.link_layer.word()))
+        }
+        "linkTypes" => owned(&mut hca.netdevs.iter().map(|one| one.link_layer().word())),
+        _ => ports()
+            .filter_map(|port| of_port(key, port))
+            .flatten()
+            .collect(),
+    }
+}
+
+/// Names of all keys.
+static NAMES: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let names = KEYS.iter().map(|key| key.name);
+    names.chain(["not"]).collect()
+});
+
 impl Selector {
-    /// Whether no criterion is set, so that everything would match.
-    pub fn is_empty(&self) -> bool {
-        *self
-            == Self {
-                owners: self.owners,
-                ..Self::default()
-            }
+    /// A selector of these keys; one without values is left out.
+    pub fn of(keys: impl IntoIterator<Item = (&'static str, Vec<Matcher>)>) -> Self {
+        let position = |name| KEYS.iter().position(|key| key.name == name);
+        let keys = keys.into_iter();
+        let keys = keys.filter(|(_, values)| !values.is_empty());
+        Self {
+            keys: keys
+                .filter_map(|(name, values)| Some((position(name)?, values)))
+                .collect(),
+            not: Vec::new(),
+        }
     }
 
-    /// Whether the HCA satisfies every criterion.
-    pub fn matches(&self, candidate: &Candidate) -> Match {
-        let terms = self.terms(candidate);
+    /// The same without a key.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.keys
+            .retain(|at, _| KEYS.get(*at).is_some_and(|key| key.name != name));
+        self
+    }
+
+    /// Whether no key is set, so that everything would match.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty() && self.not.is_empty()
+    }
+
+    /// The keys that are set, in the order of [`KEYS`].
+    fn wanted(&self) -> impl Iterator<Item = (&'static Key, &[Matcher])> {
+        self.keys
+            .iter()
+            .filter_map(|(at, values)| Some((KEYS.get(*at)?, values.as_slice())))
+    }
+
+    /// Whether the HCA satisfies every key.
+    pub fn matches(&self, hca: &Hca) -> Match {
+        let terms = self.terms(hca);
         terms.map(|(holds, _)| holds).min().unwrap_or(Match::Yes)
     }
 
-    /// Why the HCA is not chosen, if so: the first criterion that it fails, else the first that asks
-    /// for what is not visible.
-    pub fn why_not(&self, candidate: &Candidate) -> Option<String> {
-        let failing = self
-            .terms(candidate)
-            .filter(|(holds, _)| *holds != Match::Yes);
+    /// Why the HCA is not chosen, if so: the first key that it fails, else the first that asks for what
+    /// is not visible.
+    pub fn why_not(&self, hca: &Hca) -> Option<String> {
+        let failing = self.terms(hca).filter(|(holds, _)| *holds != Match::Yes);
         let (holds, term) = failing.min_by_key(|(holds, _)| *holds)?;
         let (key, wanted, found) = match term {
-            Term::Key(one) => (
-                one.key,
-                (one.wanted)(self).unwrap_or_default(),
-                (one.found)(candidate),
-            ),
+            Term::Key(key, wanted) => (key.name, alternatives(wanted), of_hca(key.name, hca)),
             Term::Not(not) if holds == Match::No => {
                 return Some(format!("excluded by \"not\": {not}"));
             }
             Term::Not(not) => ("not", not.to_string(), Vec::new()),
         };
-        let found = match (holds, found.is_empty()) {
+        let found = match (holds, found.concat().is_empty()) {
             (Match::Hidden, _) => {
                 "not visible now: it is in another network namespace, or does not answer".to_owned()
             }
@@ -395,182 +256,192 @@ impl Selector {
         Some(format!("{key}: wanted {wanted}, {found}"))
     }
 
-    fn terms<'s>(&'s self, candidate: &'s Candidate) -> impl Iterator<Item = (Match, Term<'s>)> {
-        let mut ports = self.ports_of_link_type(candidate);
-        let asked = CRITERIA.iter().filter(|one| (one.wanted)(self).is_some());
-        let criteria = asked.map(move |criterion| {
-            let holds = match criterion.test {
-                Test::Words(patterns) => {
-                    let mut words = (criterion.found)(candidate).into_iter();
-                    words.any(|word| any_matches(patterns(self), &word))
-                }
-                Test::Hca(holds) => holds(self, candidate),
-                Test::Port(holds) => {
-                    ports.retain(|port| holds(self, port));
-                    !ports.is_empty()
-                }
+    fn terms<'s>(&'s self, hca: &'s Hca) -> impl Iterator<Item = (Match, Term<'s>)> {
+        let mut ports: Vec<&Port> = hca.ports().map(|(_, port)| port).collect();
+        // Where there is no netdev, the link type is that of the port.
+        let mut types = self.wanted().filter(|(key, _)| key.name == "linkTypes");
+        if let (Some((_, types)), true) = (types.next(), hca.netdevs.is_empty()) {
+            ports.retain(|port| any_matches(types, &[port.link_layer.word().to_owned()]));
+        }
+        let keys = self.wanted().map(move |(key, wanted)| {
+            ports.retain(|port| {
+                of_port(key.name, port).is_none_or(|words| any_matches(wanted, &words))
+            });
+            let holds = match PORT_KEYS.contains(&key.name) {
+                true => !ports.is_empty(),
+                false => any_matches(wanted, &of_hca(key.name, hca)),
             };
             let holds = match holds {
                 true => Match::Yes,
-                false if criterion.about.is_visible(candidate) => Match::No,
+                false if key.about.is_visible(hca) => Match::No,
                 false => Match::Hidden,
             };
-            (holds, Term::Key(criterion))
+            (holds, Term::Key(key, wanted))
         });
         let excluded = self.not.iter().map(|not| {
-            let holds = match not.matches(candidate) {
+            let holds = match not.matches(hca) {
                 Match::Yes => Match::No,
                 Match::Hidden => Match::Hidden,
                 Match::No => Match::Yes,
             };
             (holds, Term::Not(not))
         });
-        criteria.chain(excluded)
-    }
-
-    /// The ports that port criteria may hold for. Where there is no netdev, the link type is a
-    /// criterion of the port as well.
-    fn ports_of_link_type<'c>(&self, candidate: &'c Candidate) -> Vec<&'c Port> {
-        let any = self.link_types.is_empty() || !candidate.netdevs.is_empty();
-        let has_type = |port: &&Port| any_matches(&self.link_types, link_type(port.link_layer));
-        let ports = candidate.ports();
-        ports.filter(|port| any || has_type(port)).collect()
+        keys.chain(excluded)
     }
 }
 
-/// One selector, or a list of alternatives.
-fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Selector>, D::Error> {
-    struct Either;
-    impl<'de> Visitor<'de> for Either {
-        type Value = Vec<Selector>;
+fn any_matches(wanted: &[Matcher], words: &[String]) -> bool {
+    let mut pairs = words
+        .iter()
+        .flat_map(|word| wanted.iter().map(move |one| (one, word)));
+    pairs.any(|(one, word)| one.matches(word))
+}
 
-        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            formatter.write_str("a selector or a list of selectors")
+impl Matcher {
+    /// A word that is meant as it stands.
+    pub fn exact(word: impl Into<String>) -> Self {
+        Self::Pattern(Pattern::Exact(word.into()))
+    }
+
+    fn matches(&self, word: &str) -> bool {
+        match self {
+            // A pattern that matches everything does not match what is not there.
+            Self::Pattern(pattern) => {
+                pattern.matches(word) && (!word.is_empty() || matches!(pattern, Pattern::Exact(_)))
+            }
+            Self::Range(range) => word.parse().is_ok_and(|number| range.contains(number)),
+            Self::Speed(range) => parse_rate(word).is_some_and(|rate| range.contains(rate)),
+            Self::Owner(pf, indexes) => {
+                let (name, index) = match word.split_once('#') {
+                    Some((name, index)) => (name, index.parse().ok()),
+                    None => (word, None),
+                };
+                pf.matches(name)
+                    && indexes
+                        .as_ref()
+                        .is_none_or(|indexes| index.is_some_and(|index| indexes.contains(index)))
+            }
         }
+    }
+}
 
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vec<Selector>, A::Error> {
-            let one = Selector::deserialize(value::MapAccessDeserializer::new(map))?;
-            Ok(vec![one])
+impl fmt::Display for Matcher {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pattern(pattern) | Self::Owner(pattern, None) => pattern.fmt(formatter),
+            Self::Range(range) => range.fmt(formatter),
+            Self::Speed(range) => range.fmt(formatter),
+            Self::Owner(pf, Some(indexes)) => write!(formatter, "{pf}#{indexes}"),
         }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Vec<Selector>, A::Error> {
-            Vec::deserialize(value::SeqAccessDeserializer::new(seq))
-        }
-    }
-    // A scalar would be a type error anyway; asking for "any" keeps its message ours.
-    deserializer.deserialize_any(Either)
-}
-
-/// The same where it selects the HCAs of a pool.
-pub(super) fn select<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<Selector>, D::Error> {
-    let selectors = one_or_many(deserializer)?;
-    if selectors.is_empty() {
-        return Err(D::Error::custom("select is empty"));
-    }
-    match selectors.iter().any(Selector::is_empty) {
-        true => Err(D::Error::custom(
-            "a selector without criteria; to take every HCA write rdmaDevices: [\"*\"]",
-        )),
-        false => Ok(selectors),
     }
 }
 
-fn any_matches(patterns: &[Pattern], word: &str) -> bool {
-    patterns.iter().any(|pattern| pattern.matches(word))
+impl fmt::Display for Selector {
+    /// Prints the keys that are set, as `vendors: 15b3; ifNames: ens1f0 or ens1f1`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = self.wanted();
+        let keys = keys.map(|(key, wanted)| format!("{}: {}", key.name, alternatives(wanted)));
+        let not: Vec<String> = self.not.iter().map(|not| format!("({not})")).collect();
+        let not = (!not.is_empty()).then(|| format!("not: {}", not.join(" or ")));
+        let text: Vec<String> = keys.chain(not).collect();
+        formatter.write_str(&text.join("; "))
+    }
 }
 
-fn of_devices(hca: &Candidate, value: fn(&RdmaDevice) -> Option<String>) -> Vec<String> {
-    hca.rdma_devices.iter().filter_map(value).collect()
-}
-
-fn of_pci(hca: &Candidate, value: fn(&PciFunction) -> Option<String>) -> Vec<String> {
-    hca.pci.iter().filter_map(value).collect()
-}
-
-fn acpi_index(hca: &Candidate) -> Vec<String> {
-    of_pci(hca, |pci| Some(pci.acpi_index?.to_string()))
-}
-
-fn pf_address(hca: &Candidate) -> Vec<String> {
-    of_pci(hca, |pci| Some(pci.physical().to_string()))
-}
-
-fn pf_names(hca: &Candidate) -> Vec<String> {
-    let bonded = hca.function().kind == FunctionKind::Pf;
-    let bond_names = hca.bond_names.iter().filter(|_| bonded);
-    hca.pf_netdevs.iter().chain(bond_names).cloned().collect()
+/// `a or b`.
+fn alternatives(wanted: &[Matcher]) -> String {
+    let words: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+    words.join(" or ")
 }
 
 /// Names of a PF with the number of the VF or SF.
-fn numbered(hca: &Candidate, names: Vec<String>) -> Vec<String> {
+fn numbered<'n>(hca: &Hca, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let index = hca.function().index;
     let number = index.map(|index| format!("#{index}")).unwrap_or_default();
-    names.iter().map(|name| format!("{name}{number}")).collect()
+    names.map(|name| format!("{name}{number}")).collect()
 }
 
-fn rate_mbps(port: &Port) -> Option<u32> {
-    Some(port.rate.as_ref()?.mbps)
+/// A partition key without the membership bit.
+pub(super) fn pkey_word(key: u16) -> String {
+    format!("{:#06x}", key & 0x7fff)
 }
 
-/// Partition keys without the membership bit.
-fn partitions(port: &Port) -> impl Iterator<Item = u16> {
-    port.pkeys.iter().map(|pkey| pkey.key & 0x7fff)
-}
-
-fn pkey(key: u16) -> String {
-    format!("{key:#06x}")
-}
-
-/// Whether an entry names the PF (by one of `names`) and the number of this VF or SF.
-fn owned(entries: &[Owner], rule: OwnerRule, hca: &Candidate, names: &[String]) -> bool {
-    let index = hca.function().index;
-    let in_range = |entry: &Owner| match &entry.indexes {
-        None => true,
-        Some(range) => index.is_some_and(|index| range.contains(index)),
-    };
-    let is_named = |entry: &&Owner| names.iter().any(|name| entry.pf.matches(name));
-    let mut naming = entries.iter().filter(is_named);
-    match rule {
-        OwnerRule::Any => naming.any(in_range),
-        OwnerRule::First => naming.next().is_some_and(in_range),
-    }
-}
-
-/// `a or b`; `None` for no word at all.
-fn alternatives(words: impl Iterator<Item = impl ToString>) -> Option<String> {
-    let words: Vec<String> = words.map(|word| word.to_string()).collect();
-    (!words.is_empty()).then(|| words.join(" or "))
-}
-
-fn range(numbers: &RangeSet) -> Option<String> {
-    (!numbers.is_empty()).then(|| numbers.to_string())
-}
-
-fn rate(mbps: u32) -> String {
+fn speed_word(mbps: u32) -> String {
     match mbps % 1000 {
         0 => format!("{}G", mbps / 1000),
         _ => format!("{mbps}M"),
     }
 }
 
-impl fmt::Display for Owner {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.indexes {
-            None => write!(formatter, "{}", self.pf),
-            Some(range) => write!(formatter, "{}#{range}", self.pf),
-        }
+fn pattern(word: &str) -> Result<Matcher, String> {
+    Pattern::parse(word).map(Matcher::Pattern)
+}
+
+fn one_of(word: &str, words: &[&str]) -> Result<Matcher, String> {
+    match words.contains(&word) {
+        true => Ok(Matcher::exact(word)),
+        false => Err(format!(
+            "{word:?} is unknown; known are {}",
+            words.join(", ")
+        )),
     }
 }
 
-impl TryFrom<String> for SpeedRange {
-    type Error = String;
+fn function(word: &str) -> Result<Matcher, String> {
+    one_of(word, &FunctionKind::ALL.map(FunctionKind::word))
+}
 
-    fn try_from(text: String) -> Result<Self, String> {
-        Self::parse(&text)
-            .ok_or_else(|| format!("link speed {text:?}: write 100G, 100G-400G, >=200G or <=40G"))
+fn link_type(word: &str) -> Result<Matcher, String> {
+    one_of(word, &["ether", "infiniband"])
+}
+
+/// A PCI ID: four hex digits, with or without `0x`, in either case.
+fn pci_id(word: &str) -> Result<Matcher, String> {
+    let lower = word.to_ascii_lowercase();
+    let digits = lower.strip_prefix("0x").unwrap_or(&lower);
+    match digits.len() == 4 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        true => Ok(Matcher::exact(digits)),
+        false => Err(format!("{word:?} is not four hex digits, as 15b3")),
     }
+}
+
+/// A GUID: sixteen hex digits, with or without colons and `0x`, or a pattern of them.
+fn guid(word: &str) -> Result<Matcher, String> {
+    let plain = word.to_ascii_lowercase().replace(':', "");
+    let digits = plain.strip_prefix("0x").unwrap_or(&plain);
+    let pattern = Pattern::parse(digits)?;
+    let is_guid = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    match is_guid || matches!(pattern, Pattern::Glob(_)) {
+        true => Ok(Matcher::Pattern(pattern)),
+        false => Err(format!("GUID {word:?} is not sixteen hex digits")),
+    }
+}
+
+fn partition_key(word: &str) -> Result<Matcher, String> {
+    let digits = word.strip_prefix("0x").unwrap_or(word);
+    let key = u16::from_str_radix(digits, 16).ok();
+    let key = key.filter(|key| key & 0x7fff != 0);
+    key.map(|key| Matcher::exact(pkey_word(key)))
+        .ok_or_else(|| format!("partition key {word:?} is not hexadecimal between 0x1 and 0xffff"))
+}
+
+/// `ens1f0`, `ens1f0#0-3,7`.
+fn owner(word: &str) -> Result<Matcher, String> {
+    let (name, indexes) = match word.split_once('#') {
+        None => (word, None),
+        Some((name, range)) => (name, Some(RangeSet::parse(range)?)),
+    };
+    Ok(Matcher::Owner(Pattern::parse(name)?, indexes))
+}
+
+fn range(word: &str) -> Result<Matcher, String> {
+    RangeSet::parse(word).map(Matcher::Range)
+}
+
+fn speed(word: &str) -> Result<Matcher, String> {
+    SpeedRange::parse(word)
+        .map(Matcher::Speed)
+        .ok_or_else(|| format!("link speed {word:?}: write 100G, 100G-400G, >=200G or <=40G"))
 }
 
 impl SpeedRange {
@@ -618,7 +489,7 @@ impl SpeedRange {
 
 impl fmt::Display for SpeedRange {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (low, high) = (rate(self.min_mbps), rate(self.max_mbps));
+        let (low, high) = (speed_word(self.min_mbps), speed_word(self.max_mbps));
         match (self.min_mbps, self.max_mbps) {
             (least, most) if least == most => write!(formatter, "{low}"),
             (_, u32::MAX) => write!(formatter, ">={low}"),
@@ -628,16 +499,104 @@ impl fmt::Display for SpeedRange {
     }
 }
 
-impl fmt::Display for Selector {
-    /// Prints the criteria that are set, as `vendors: 15b3; ifNames: ens1f0 or ens1f1`.
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let not = alternatives(self.not.iter().map(|not| format!("({not})")));
-        let criteria = CRITERIA.iter().map(|c| (c.key, (c.wanted)(self)));
-        let criteria = criteria.chain([("not", not)]);
-        let text: Vec<String> = criteria
-            .filter_map(|(key, wanted)| Some(format!("{key}: {}", wanted?)))
-            .collect();
-        formatter.write_str(&text.join("; "))
+impl<'de> Deserialize<'de> for Selector {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Reader)
+    }
+}
+
+struct Reader;
+
+impl<'de> Visitor<'de> for Reader {
+    type Value = Selector;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a selector")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Selector, A::Error> {
+        let mut selector = Selector::default();
+        while let Some(at) = map.next_key_seed(KeyName)? {
+            let Some(key) = KEYS.get(at) else {
+                selector.not = map.next_value_seed(OneOrMany)?;
+                continue;
+            };
+            let values = map.next_value_seed(Values(key.read))?;
+            if !values.is_empty() && selector.keys.insert(at, values).is_some() {
+                return Err(A::Error::duplicate_field(key.name));
+            }
+        }
+        Ok(selector)
+    }
+}
+
+/// The position of a key's name in [`NAMES`].
+struct KeyName;
+
+impl<'de> DeserializeSeed<'de> for KeyName {
+    type Value = usize;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<usize, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let at = NAMES.iter().position(|known| *known == name);
+        at.ok_or_else(|| D::Error::unknown_field(&name, &NAMES))
+    }
+}
+
+/// The values of a key.
+struct Values(fn(&str) -> Result<Matcher, String>);
+
+impl<'de> DeserializeSeed<'de> for Values {
+    type Value = Vec<Matcher>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        let words = Vec::<String>::deserialize(deserializer)?;
+        let read = words.iter().map(|word| self.0(word));
+        read.collect::<Result<_, _>>().map_err(D::Error::custom)
+    }
+}
+
+/// One selector, or a list of alternatives.
+struct OneOrMany;
+
+impl<'de> DeserializeSeed<'de> for OneOrMany {
+    type Value = Vec<Selector>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        // A scalar would be a type error anyway; asking for "any" keeps its message ours.
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for OneOrMany {
+    type Value = Vec<Selector>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a selector or a list of selectors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vec<Selector>, A::Error> {
+        Ok(vec![Reader.visit_map(map)?])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Vec<Selector>, A::Error> {
+        Vec::deserialize(value::SeqAccessDeserializer::new(seq))
+    }
+}
+
+/// The selectors of a pool.
+pub(super) fn select<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<Selector>, D::Error> {
+    let selectors = OneOrMany.deserialize(deserializer)?;
+    if selectors.is_empty() {
+        return Err(D::Error::custom("select is empty"));
+    }
+    match selectors.iter().any(Selector::is_empty) {
+        true => Err(D::Error::custom(
+            "a selector without criteria; to take every HCA write rdmaDevices: [\"*\"]",
+        )),
+        false => Ok(selectors),
     }
 }
 

@@ -9,8 +9,9 @@
 //! Departures, each on purpose: a file with one wrong resource is refused; a pool is served while it is still empty; device names may also be matched on
 //! functions that are in another network namespace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use hca::FunctionKind;
 use node::json::{self, Value};
 use node::pattern::Pattern;
 use serde::Deserialize;
@@ -22,8 +23,7 @@ use super::model::{
 use super::problems::{Findings, Problems};
 use super::range::RangeSet;
 use super::resource::ResourceName;
-use super::selector::{Owner, OwnerRule, Selector};
-use crate::candidate::FunctionKind;
+use super::selector::{Matcher, Selector, pkey_word};
 
 /// Prefix of a resource that names none.
 pub(crate) const DEFAULT_PREFIX: &str = "intel.com";
@@ -246,48 +246,49 @@ impl Criteria {
     }
 
     fn selector(&self, device_type: DeviceType, path: &str, findings: &mut Findings) -> Selector {
-        let exact = |words: &[String]| words.iter().cloned().map(Pattern::Exact).collect();
+        let exact = |words: &[String]| words.iter().map(Matcher::exact).collect();
         // What that plugin ignores for auxiliary devices is ignored here.
-        let of_net = |words: &[String]| match device_type {
-            DeviceType::Net => exact(words),
+        let of_net = |words: Vec<Matcher>| match device_type {
+            DeviceType::Net => words,
             DeviceType::AuxNet => Vec::new(),
         };
-        Selector {
-            vendors: exact(&self.vendors),
-            device_ids: exact(&self.devices),
-            drivers: exact(&self.drivers),
-            pci_addresses: of_net(&self.pci_addresses),
-            acpi_indexes: of_net(&self.acpi_indexes),
-            pf_names: owners(&self.pf_names, path, findings),
-            root_devices: owners(&self.root_devices, path, findings),
-            owners: OwnerRule::First,
-            link_types: exact(&self.link_types),
-            pkeys: match device_type {
-                DeviceType::Net => pkeys(&self.p_keys, path, findings),
-                DeviceType::AuxNet => Vec::new(),
-            },
-            functions: match device_type {
-                DeviceType::Net => vec![FunctionKind::Pf, FunctionKind::Vf],
-                DeviceType::AuxNet => vec![FunctionKind::Sf],
-            },
-            ..Selector::default()
-        }
+        let functions: &[FunctionKind] = match device_type {
+            DeviceType::Net => &[FunctionKind::Pf, FunctionKind::Vf],
+            DeviceType::AuxNet => &[FunctionKind::Sf],
+        };
+        let functions = functions.iter().map(|kind| Matcher::exact(kind.word()));
+        Selector::of([
+            ("vendors", exact(&self.vendors)),
+            ("deviceIDs", exact(&self.devices)),
+            ("drivers", exact(&self.drivers)),
+            ("pciAddresses", of_net(exact(&self.pci_addresses))),
+            ("acpiIndexes", of_net(exact(&self.acpi_indexes))),
+            ("pfNames", owners(&self.pf_names, path, findings)),
+            ("rootDevices", owners(&self.root_devices, path, findings)),
+            ("linkTypes", exact(&self.link_types)),
+            (
+                "pKeys",
+                of_net(pkeys(&self.p_keys, device_type, path, findings)),
+            ),
+            ("functions", functions.collect()),
+        ])
     }
 }
 
-/// `ens1f0`, `ens1f0#0-3,7`.
-fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Owner> {
-    let mut read = |word: &String| {
+/// `ens1f0`, `ens1f0#0-3,7`. Of several entries that name one PF only the first counts there.
+fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Matcher> {
+    let mut named = BTreeSet::new();
+    let mut owners = Vec::new();
+    for word in words {
         let (name, indexes) = match word.split_once('#') {
             None => (word.as_str(), None),
             Some((name, parts)) => (name, Some(indexes(word, parts, path, findings))),
         };
-        Owner {
-            pf: Pattern::Folded(name.into()),
-            indexes,
+        if named.insert(name.to_ascii_lowercase()) {
+            owners.push(Matcher::Owner(Pattern::Folded(name.into()), indexes));
         }
-    };
-    words.iter().map(&mut read).collect()
+    }
+    owners
 }
 
 /// The function numbers behind `#`, as that plugin reads them: a part that is not a number ends the
@@ -331,17 +332,22 @@ fn indexes(word: &str, parts: &str, path: &str, findings: &mut Findings) -> Rang
 
 /// Partition keys without the membership bit. That plugin compares text, so a word that is no key
 /// matches nothing; a list of such words still has to match nothing, and not everything.
-fn pkeys(words: &[String], path: &str, findings: &mut Findings) -> Vec<u16> {
+fn pkeys(
+    words: &[String],
+    device_type: DeviceType,
+    path: &str,
+    findings: &mut Findings,
+) -> Vec<Matcher> {
     let mut read = |word: &String| {
         let digits = word.strip_prefix("0x").unwrap_or(word);
         let key = u16::from_str_radix(digits, 16);
-        if key.is_err() {
+        if key.is_err() && device_type == DeviceType::Net {
             findings.warn(format!(
                 "{path}: partition key {word:?} is not hexadecimal between 0x0001 and 0xffff and \
                  matches nothing"
             ));
         }
-        key.map_or(INVALID_PKEY, |key| key & 0x7fff)
+        Matcher::exact(pkey_word(key.unwrap_or(INVALID_PKEY)))
     };
     words.iter().map(&mut read).collect()
 }

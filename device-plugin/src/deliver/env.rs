@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Map, Value, json};
 
 use crate::config::model::{TUN, VHOST_NET};
-use crate::config::{NodeClass, PoolConfig, ResourceName, Variables};
+use crate::config::{Delivery, NodeClass, PoolConfig, ResourceName, Sharing, Variables};
 use crate::snapshot::Member;
 use crate::words::word;
 
@@ -43,6 +43,29 @@ pub(crate) fn variables(pool: &PoolConfig, members: &[&Member]) -> HashMap<Strin
     variables
 }
 
+/// Variables of communication libraries that name the ports of these HCAs; none unless the pool asks for
+/// them. `gid_index` is that of all of them.
+pub(crate) fn of_libraries(
+    pool: &PoolConfig,
+    members: &[&Member],
+    gid_index: Option<u32>,
+) -> Vec<(String, String)> {
+    if !pool.environment {
+        return Vec::new();
+    }
+    let ports = members.iter().flat_map(|member| member.hca.port_names());
+    let ports = ports.collect::<Vec<String>>().join(",");
+    let index = gid_index.map(|index| ("NCCL_IB_GID_INDEX", index.to_string()));
+    let variables = [
+        // `=` asks NCCL for exactly these: mlx5_1 alone would also mean mlx5_10.
+        ("NCCL_IB_HCA", format!("={ports}")),
+        ("NVSHMEM_HCA_LIST", ports.clone()),
+        ("UCX_NET_DEVICES", ports),
+    ];
+    let all = variables.into_iter().chain(index);
+    all.map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
 /// The resource name as the SR-IOV plugin makes part of a variable's name of it: it replaces dots
 /// and the slash alone, so a `-` stays, which programs can read and shells cannot.
 fn sriov_suffix(resource: &ResourceName) -> String {
@@ -67,7 +90,9 @@ pub(crate) fn suffix(resource: &ResourceName) -> String {
 /// What the SR-IOV plugin's information providers say about an RDMA device.
 fn describe(pool: &PoolConfig, member: &Member) -> Value {
     let mut rdma = Map::new();
-    for class in NodeClass::ALL {
+    // A CDI file has the nodes of now, and these variables stay as they are over a reboot.
+    let has_file = pool.delivery == Delivery::Cdi && !matches!(pool.sharing, Sharing::Late(_));
+    for class in NodeClass::ALL.into_iter().filter(|_| !has_file) {
         let paths: Vec<&str> = member
             .nodes
             .iter()

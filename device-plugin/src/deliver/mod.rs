@@ -20,6 +20,7 @@ pub(crate) fn response(snapshot: &Snapshot, members: &[&Member]) -> ContainerAll
         envs: env::variables(pool, members),
         ..ContainerAllocateResponse::default()
     };
+    response.envs.extend(env::of_libraries(pool, members, None));
     match pool.delivery {
         Delivery::DeviceSpecs => response.devices = nodes::specs(pool, members),
         Delivery::Cdi => response.cdi_devices = cdi::names(&pool.resource, members),

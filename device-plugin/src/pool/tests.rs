@@ -3,6 +3,7 @@
 mod clouds;
 mod health;
 mod members;
+mod ports;
 mod units;
 
 use std::collections::BTreeSet;
@@ -15,7 +16,6 @@ use prost::Message;
 use super::*;
 use crate::allocate::allocate;
 use crate::candidate::example::{function, named};
-use crate::candidate::gather;
 use crate::config::{self, MAX_POOLED_UNITS, MAX_UNITS};
 use crate::host_snapshot::example::scan;
 use node_wire::status::UnitCounts;
@@ -46,7 +46,7 @@ impl Node {
 
 fn pools(config: &Config, seen: &HostSnapshot, previous: &[Snapshot]) -> Pools {
     let previous: Vec<_> = previous.iter().cloned().map(Arc::new).collect();
-    let (candidates, _) = gather::list(&seen.inventory);
+    let candidates = seen.inventory.hcas.clone();
     assemble(config, &candidates, seen, &previous)
 }
 

@@ -4,7 +4,6 @@ use hca_trees::machine::a4;
 use hca_trees::{On, PciSpec, RdmaSpec, Tree};
 
 use super::*;
-use crate::candidate::gather;
 use crate::config;
 use crate::host_snapshot::{HostSnapshot, example};
 use crate::pool::assemble;
@@ -20,7 +19,7 @@ fn scan(lay: impl FnOnce(&Tree)) -> HostSnapshot {
 
 /// The snapshot of the only pool of a configuration.
 fn pool(seen: &HostSnapshot, text: &str) -> Snapshot {
-    let (candidates, _) = gather::list(&seen.inventory);
+    let candidates = seen.inventory.hcas.clone();
     assemble(&config::parse(text).unwrap(), &candidates, seen, &[])
         .snapshots
         .remove(0)

@@ -9,11 +9,10 @@ use super::distance::PciLocation;
 use super::link::PcieLink;
 use super::rail::{self, Clues, Rail};
 use crate::host::{self, Host, Result};
-use crate::inventory::Inventory;
+use crate::inventory::{Hca, Inventory};
 use crate::pci::{self, PciAddress, PciFunction};
 use crate::port::LinkLayer;
-use crate::rdma::RdmaDevice;
-use crate::unit::{self, HcaId};
+use crate::unit::HcaId;
 
 /// A NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -58,6 +57,40 @@ impl Nic {
         self.rail.as_ref().map_or(u32::MAX, |rail| rail.number)
     }
 
+    /// An HCA at its place.
+    fn of(
+        hca: &Hca,
+        function: &PciFunction,
+        place: PciLocation,
+        link: PcieLink,
+        rail: Option<Rail>,
+    ) -> Self {
+        let owned = |name: &str| name.to_owned();
+        let slice = function.is_vf() || matches!(hca.id, HcaId::Auxiliary(_));
+        let card = PciAddress {
+            function: 0,
+            ..function.address
+        };
+        let mut layers = hca.ports().map(|(_, port)| port.link_layer);
+        let known = layers.find(|layer| *layer != LinkLayer::Unknown);
+        let active = hca.ports().filter(|(_, port)| port.is_active());
+        let rates = active.filter_map(|(_, port)| Some(u64::from(port.rate.as_ref()?.mbps)));
+        let rate_mbps = rates.sum();
+        Self {
+            hca: hca.id.clone(),
+            place,
+            physical: function.physical(),
+            card: (!slice).then_some(card),
+            rdma_devices: hca.rdma_names().into_iter().map(owned).collect(),
+            elsewhere: hca.elsewhere,
+            netdevs: hca.netdev_names().map(owned).collect(),
+            link_layer: known.unwrap_or(LinkLayer::Unknown),
+            rate_mbps: Some(rate_mbps).filter(|rate| *rate > 0),
+            link,
+            rail,
+        }
+    }
+
     /// True for a VF whose physical function is on this host, and for a sub-function.
     #[must_use]
     pub fn is_slice(&self) -> bool {
@@ -75,52 +108,47 @@ pub fn read(
     inventory: &Inventory,
     near_gpu: impl Fn(&PciLocation) -> bool,
 ) -> Result<(Vec<Nic>, Vec<String>)> {
-    let mut found: BTreeMap<(PciAddress, HcaId), Found> = BTreeMap::new();
-    let mut unplaced = Vec::new();
-    let for_pods = |device: &&RdmaDevice| device.reserved.is_none();
-    for device in inventory.rdma_devices.iter().filter(for_pods) {
-        let Some(function) = function_of(host, inventory, device)? else {
-            unplaced.push(device.name.clone());
-            continue;
-        };
-        let hca = identity(device.auxiliary.as_deref(), &function);
-        let entry = found
-            .entry((function.address, hca))
-            .or_insert_with(|| Found::new(function));
-        entry.add(device);
+    let mut found: BTreeMap<(PciAddress, &HcaId), (PciFunction, &Hca)> = BTreeMap::new();
+    let unusable = inventory.unusable.iter();
+    let mut unplaced: Vec<String> = unusable.map(|one| one.device.name.clone()).collect();
+    let for_pods = |hca: &&Hca| hca.reserved().is_none();
+    for hca in inventory.hcas.iter().filter(for_pods) {
+        match function_of(host, hca)? {
+            Some(function) => {
+                found.insert((function.address, &hca.id), (function, hca));
+            }
+            None => unplaced.extend(hca.rdma_names().into_iter().map(str::to_owned)),
+        }
     }
-    for away in inventory.hidden.iter().filter(|one| one.uverbs.is_some()) {
-        let (Some(function), Some(hca)) = (away.pci.clone(), away.hca.clone()) else {
-            unplaced.push(away.rdma_device.clone());
-            continue;
-        };
-        let entry = found
-            .entry((function.address, hca))
-            .or_insert_with(|| Found::new(function));
-        entry.rdma_devices.push(away.rdma_device.clone());
-        entry.elsewhere = true;
-    }
-    let places = places(host, found.values().map(|nic| &nic.function))?;
+    let places = places(host, found.values().map(|(function, _)| function))?;
+    let netdevs: Vec<Vec<String>> = found
+        .values()
+        .map(|(_, hca)| hca.netdev_names().map(str::to_owned).collect())
+        .collect();
     let clues: Vec<Clues<'_>> = found
         .values()
-        .map(|nic| Clues {
-            address: nic.function.physical(),
-            netdevs: &nic.netdevs,
-            near_gpu: places.get(&nic.function.address).is_some_and(&near_gpu),
+        .zip(&netdevs)
+        .map(|((function, _), netdevs)| Clues {
+            address: function.physical(),
+            netdevs,
+            near_gpu: places.get(&function.address).is_some_and(&near_gpu),
         })
         .collect();
     let rails = rail::number(&clues);
-    let nics = found
-        .into_iter()
-        .zip(rails)
-        .map(|(((address, hca), nic), rail)| {
-            let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
-            let place = places.get(&address).cloned();
-            let place = place.unwrap_or_else(|| PciLocation::of(&nic.function));
-            Ok(nic.finish(hca, rail, place, PcieLink::read(&directory)?))
-        })
-        .collect::<Result<_>>()?;
-    Ok((nics, unplaced))
+    let nics = found.values().zip(rails).map(|((function, hca), rail)| {
+        let address = function.address;
+        let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
+        let place = places.get(&address).cloned();
+        let place = place.unwrap_or_else(|| PciLocation::of(function));
+        Ok(Nic::of(
+            hca,
+            function,
+            place,
+            PcieLink::read(&directory)?,
+            rail,
+        ))
+    });
+    Ok((nics.collect::<Result<_>>()?, unplaced))
 }
 
 /// Where NICs sit, by function. Vital product data is read only where there are functions to match
@@ -149,92 +177,13 @@ fn places<'a>(
         .collect()
 }
 
-/// A NIC's identity by what an RDMA device stands on. Soft RoCE on a NIC is that NIC, though as a
-/// unit it goes by its GUID.
-fn identity(auxiliary: Option<&str>, function: &PciFunction) -> HcaId {
-    let subfunction = auxiliary.filter(|name| unit::is_subfunction(name));
-    match subfunction.and_then(|name| name.parse().ok()) {
-        Some(name) => HcaId::Auxiliary(name),
-        None => HcaId::Pci(function.address),
-    }
-}
-
-/// The function that an RDMA device stands on, itself or through the netdev of a soft device.
-fn function_of(
-    host: &Host,
-    inventory: &Inventory,
-    device: &RdmaDevice,
-) -> Result<Option<PciFunction>> {
-    if let Some(function) = &device.pci {
+/// The function that an HCA is, or that the netdev of a soft device stands on.
+fn function_of(host: &Host, hca: &Hca) -> Result<Option<PciFunction>> {
+    if let Some(function) = &hca.pci {
         return Ok(Some(function.clone()));
     }
-    let below = device
-        .netdevs()
-        .filter_map(|name| inventory.netdev(name))
-        .find_map(|n| n.pci);
-    let Some(address) = below else {
-        return Ok(None);
-    };
-    host::present(pci::read(host, address))
-}
-
-/// A NIC while its RDMA devices and netdevs are gathered.
-struct Found {
-    function: PciFunction,
-    rdma_devices: Vec<String>,
-    elsewhere: bool,
-    netdevs: Vec<String>,
-    link_layer: LinkLayer,
-    rate_mbps: u64,
-}
-
-impl Found {
-    fn new(function: PciFunction) -> Self {
-        Self {
-            function,
-            rdma_devices: Vec::new(),
-            elsewhere: false,
-            netdevs: Vec::new(),
-            link_layer: LinkLayer::Unknown,
-            rate_mbps: 0,
-        }
-    }
-
-    fn add(&mut self, device: &RdmaDevice) {
-        self.rdma_devices.push(device.name.clone());
-        for netdev in device.netdevs() {
-            if !self.netdevs.iter().any(|known| known == netdev) {
-                self.netdevs.push(netdev.to_owned());
-            }
-        }
-        for port in &device.ports {
-            if self.link_layer == LinkLayer::Unknown {
-                self.link_layer = port.link_layer;
-            }
-            if port.is_active() {
-                self.rate_mbps += port.rate.as_ref().map_or(0, |rate| u64::from(rate.mbps));
-            }
-        }
-    }
-
-    fn finish(self, hca: HcaId, rail: Option<Rail>, place: PciLocation, link: PcieLink) -> Nic {
-        let slice = self.function.is_vf() || matches!(hca, HcaId::Auxiliary(_));
-        let card = PciAddress {
-            function: 0,
-            ..self.function.address
-        };
-        Nic {
-            place,
-            physical: self.function.physical(),
-            card: (!slice).then_some(card),
-            rdma_devices: self.rdma_devices,
-            elsewhere: self.elsewhere,
-            netdevs: self.netdevs,
-            link_layer: self.link_layer,
-            rate_mbps: Some(self.rate_mbps).filter(|rate| *rate > 0),
-            link,
-            rail,
-            hca,
-        }
+    match hca.netdevs.iter().find_map(|netdev| netdev.pci) {
+        Some(address) => host::present(pci::read(host, address)),
+        None => Ok(None),
     }
 }

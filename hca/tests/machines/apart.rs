@@ -37,17 +37,19 @@ fn an_rdma_function_beside_its_nic_is_found_by_its_gids() {
     let inventory = machine.inventory();
 
     assert_eq!(
-        inventory.rdma_devices[0].ports[0].netdev.as_deref(),
+        inventory.rdma_devices().next().unwrap().ports[0]
+            .netdev
+            .as_deref(),
         Some("ens192")
     );
     assert_eq!(machine.ports_of("ens192"), ["vmw_pvrdma0/1"]);
     let hca = HcaId::Pci(pci("0000:0b:00.1"));
-    let names = |netdevs: Vec<&hca::Netdev>| -> Vec<String> {
+    let names = |netdevs: &[hca::Netdev]| -> Vec<String> {
         netdevs.iter().map(|netdev| netdev.name.clone()).collect()
     };
-    assert_eq!(names(inventory.netdevs_of_hca(&hca)), ["ens192"]);
+    assert_eq!(names(&inventory.hca(&hca).unwrap().netdevs), ["ens192"]);
     let found = hca::lookup::on_hca(&machine.tree.host(), &hca).unwrap();
-    assert_eq!(names(found.netdevs.iter().collect()), ["ens192"]);
+    assert_eq!(names(&found.netdevs), ["ens192"]);
     let found = hca::lookup::hardware_of_netdev(&machine.tree.host(), "ens192").unwrap();
     assert!(found.hcas.contains(&hca), "{found:?}");
 }
@@ -105,16 +107,14 @@ fn a_device_moved_to_another_namespace_is_remembered_by_its_node() {
     let inventory = machine.inventory();
 
     assert_eq!(inventory.netns_mode, Some(hca::NetnsMode::Exclusive));
-    assert_eq!(inventory.rdma_devices.len(), 1);
-    let away = &inventory.hidden[0];
-    assert_eq!(away.rdma_device, "mlx5_1");
+    assert_eq!(inventory.rdma_devices().count(), 1);
+    let away = inventory.hca(&HcaId::Pci(pci(PF1)));
+    let away = away.expect("the unit keeps its name");
+    assert!(away.elsewhere && !away.is_read());
+    assert_eq!(away.rdma_names(), ["mlx5_1"]);
     assert_eq!(away.pci.as_ref().map(|pci| pci.address), Some(pci(PF1)));
-    assert_eq!(away.uverbs.as_ref().unwrap().name, "uverbs1");
-    assert_eq!(
-        away.hca,
-        Some(HcaId::Pci(pci(PF1))),
-        "the unit keeps its name"
-    );
+    let nodes = &away.rdma_devices[0].char_devices;
+    assert_eq!(nodes.uverbs.as_ref().unwrap().name, "uverbs1");
     assert!(
         hca::rdma::read(&machine.tree.host(), "mlx5_1")
             .unwrap_err()

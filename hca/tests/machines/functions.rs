@@ -32,7 +32,9 @@ fn representors_are_neither_a_ports_netdev_nor_rdma_capable() {
     let inventory = machine.inventory();
 
     assert_eq!(
-        inventory.rdma_devices[0].ports[0].netdev.as_deref(),
+        inventory.rdma_devices().next().unwrap().ports[0]
+            .netdev
+            .as_deref(),
         Some("ens1np0")
     );
     assert!(machine.ports_of("ens1_0").is_empty());
@@ -128,10 +130,11 @@ fn a_sub_function_is_a_nic_of_its_own() {
         machine.on_pci(PF0),
         (vec!["ens1f0np0".into()], vec!["mlx5_0".into()])
     );
-    assert_eq!(inventory.rdma_on_pci(pci(PF0)).count(), 1);
+    let function = inventory.hca(&HcaId::Pci(pci(PF0))).unwrap();
+    assert_eq!(function.rdma_names(), ["mlx5_0"]);
     assert_eq!(inventory.netdevs_on_pci(pci(PF0)).count(), 1);
     let on_sf = |device: &&hca::RdmaDevice| device.auxiliary.as_deref() == Some(sf);
-    assert_eq!(inventory.rdma_devices.iter().filter(on_sf).count(), 1);
+    assert_eq!(inventory.rdma_devices().filter(on_sf).count(), 1);
 }
 
 #[test]
@@ -202,10 +205,9 @@ fn a_bond_has_the_port_of_the_device_that_spans_it() {
     );
     assert!(inventory.netdev("bond0.7").is_some(), "known by its GID");
     let hca = hca::HcaId::Pci(pci(PF0));
-    let [netdev] = inventory.netdevs_of_hca(&hca)[..] else {
-        panic!("one netdev is on the HCA")
-    };
-    assert_eq!(inventory.bond_names(netdev), ["bond0", "ens1f1np1"]);
+    let spanning = inventory.hca(&hca).unwrap();
+    assert_eq!(spanning.netdevs.len(), 1);
+    assert_eq!(spanning.bond_names, ["bond0", "ens1f1np1"]);
     for upper in ["bond0", "bond0.7"] {
         let found = hca::lookup::hardware_of_netdev(&machine.tree.host(), upper).unwrap();
         assert!(found.hcas.contains(&hca), "{upper}: {found:?}");
@@ -225,7 +227,7 @@ fn json_has_numbers_and_addresses_as_people_write_them() {
 
     assert_eq!(json["netnsMode"], "shared");
     assert_eq!(json["rdmaCm"]["number"], "10:124");
-    let device = &json["rdmaDevices"][1];
+    let device = &json["hcas"][1]["rdmaDevices"][0];
     assert_eq!(device["nodeGuid"], "b859:9f03:0000:0002");
     assert_eq!(device["pci"]["address"], PF1);
     assert_eq!(device["pci"]["vendor"], "0x15b3");

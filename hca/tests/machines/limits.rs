@@ -37,7 +37,8 @@ fn tables_are_read_to_their_end_whatever_gaps_they_have() {
         }],
         ..RdmaSpec::default()
     });
-    let port = &machine.inventory().rdma_devices[0].ports[0];
+    let inventory = machine.inventory();
+    let port = &inventory.rdma_devices().next().unwrap().ports[0];
     assert_eq!(super::pkeys(port), [(0, 0xffff), (100, 0x8001)]);
     let table = &port.gids;
     assert_eq!(table.slots, 1024);
@@ -88,12 +89,9 @@ fn a_device_that_goes_away_during_the_walk_is_left_out() {
     machine
         .tree
         .link("/sys/class/net/ens9", "/sys/devices/virtual/net/ens9");
-    let names: Vec<String> = machine
-        .inventory()
-        .rdma_devices
-        .into_iter()
-        .map(|device| device.name)
-        .collect();
+    let inventory = machine.inventory();
+    let names = inventory.rdma_devices().map(|device| &device.name);
+    let names: Vec<&String> = names.collect();
     assert_eq!(names, ["mlx5_0", "mlx5_1"]);
 }
 
@@ -127,7 +125,7 @@ fn no_rdma_is_empty_and_no_sysfs_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let tree = Tree::new(directory.path());
     let inventory = hca::inventory(&tree.host()).unwrap();
-    assert!(inventory.rdma_devices.is_empty());
+    assert!(inventory.rdma_devices().next().is_none());
     assert_eq!((inventory.netns_mode, inventory.rdma_cm), (None, None));
 
     let error = hca::inventory(&hca::Host::at(directory.path().join("nothing"))).unwrap_err();

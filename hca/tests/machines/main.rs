@@ -6,6 +6,7 @@ mod apart;
 mod functions;
 mod limits;
 mod ports;
+mod several;
 
 use hca::{Inventory, PciAddress, PortId};
 use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
@@ -29,7 +30,7 @@ impl Machine {
     /// The inventory, after checking that the fast lookup of the netdev of every port agrees with it.
     fn inventory(&self) -> Inventory {
         let inventory = hca::inventory(&self.tree.host()).unwrap();
-        for device in &inventory.rdma_devices {
+        for device in inventory.rdma_devices() {
             for port in &device.ports {
                 let Some(netdev) = &port.netdev else { continue };
                 let name = format!("{}/{}", device.name, port.number);

@@ -176,7 +176,7 @@ fn an_ipoib_child_has_its_parents_port_and_is_not_its_netdev() {
     });
     let inventory = machine.inventory();
 
-    let device = &inventory.rdma_devices[0];
+    let device = &inventory.rdma_devices().next().unwrap();
     assert_eq!(device.netdevs().collect::<Vec<_>>(), ["ib0", "ib1"]);
     assert_eq!(machine.on_pci(PF0).0, ["ib0", "ib1"]);
     for child in ["ib1.8001", "ib1.8002"] {
@@ -218,7 +218,7 @@ fn a_device_without_a_netdev_is_complete_without_one() {
     });
     let inventory = machine.inventory();
 
-    for device in &inventory.rdma_devices {
+    for device in inventory.rdma_devices() {
         assert_eq!(device.netdevs().count(), 0, "{}", device.name);
         assert!(device.char_devices.uverbs.is_some(), "{}", device.name);
     }

@@ -116,7 +116,7 @@ fn every_selector_is_read() {
         "rdmaDevices: mlx5_[0-3]; ifNames: ens1f0; pciAddresses: 0000:3b:*; vendors: 15b3 or 1077; \
          deviceIDs: 1017; drivers: mlx5_*; acpiIndexes: 101; guids: 505400fffe000001 or \
          505400fffe00*; firmware: 28.*; boardIDs: MT_0000000359; functions: pf or vf; pfNames: \
-         ens2f0#0-3,7 or ens3; rootDevices: 0000:5e:00.0#2; numaNodes: 0-1,3; linkTypes: ether; \
+         ens2f0#0-3,7 or ens3; rootDevices: 0000:5e:00.0#2; numaNodes: 0-1 or 3; linkTypes: ether; \
          ports: 1; linkSpeed: >=200G or 100G; pKeys: 0x0001; not: (rdmaDevices: mlx5_bond_0)"
     );
 }
@@ -252,7 +252,7 @@ fn mistakes_are_reported_with_line_and_remedy() {
         (shared("select: { ifName: [x] }"), "unknown key \"ifName\"; did you mean \"ifNames\"?"),
         (shared("select: { vendors: [mellanox] }"), "\"mellanox\" is not four hex digits"),
         (shared("select: { vendors: [15b3a] }"), "not four hex digits"),
-        (shared("select: { linkTypes: [Ethernet] }"), "unknown variant `Ethernet`"),
+        (shared("select: { linkTypes: [Ethernet] }"), "\"Ethernet\" is unknown; known are ether"),
         (shared("select: { rdmaDevices: [\"mlx5_[\"] }"), "pattern \"mlx5_[\""),
         (shared("select: { pfNames: [\"ens1#3-1\"] }"), "range \"3-1\": runs backwards"),
         (shared("select: { numaNodes: [x] }"), "range \"x\": not a number"),
@@ -407,12 +407,13 @@ fn late_binding_has_its_own_keys() {
     let late = Late {
         strict: false,
         bind_at_start: true,
-        environment: true,
         nccl_topology: false,
     };
     assert_eq!(read.sharing, Sharing::Late(late));
-    let early = first(&pool(&format!("mode: exclusive\nbinding: early\n{select}")));
-    assert!(matches!(early.sharing, Sharing::Exclusive { .. }));
+    assert!(read.environment);
+    let early = "mode: exclusive\nbinding: early\nenvironment: true\n";
+    let early = first(&pool(&format!("{early}{select}")));
+    assert!(matches!(early.sharing, Sharing::Exclusive { .. }) && early.environment);
     for (keys, words) in [
         ("mode: shared\nbinding: late", "requires mode exclusive"),
         (
@@ -437,7 +438,7 @@ fn late_binding_has_its_own_keys() {
         ),
         (
             "mode: shared\nenvironment: true",
-            "environment requires binding: late",
+            "environment requires mode: exclusive",
         ),
         (
             "mode: shared\nncclTopology: true",

@@ -11,12 +11,12 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::*;
-use crate::candidate::Candidate;
 use crate::candidate::example::{function, named};
 use crate::config::{NodeClass, Policy, PoolConfig, Sharing};
 use crate::kubelet::directory;
 use crate::kubelet::service::Asked;
 use crate::snapshot::{DeviceNode, Member, Snapshot};
+use hca::Hca;
 
 const FAST: Timing = Timing {
     register: Duration::from_secs(5),
@@ -182,7 +182,7 @@ fn snapshot() -> Snapshot {
             class: NodeClass::Uverbs,
             path: "/dev/infiniband/uverbs0".into(),
         }],
-        ..Member::example(Candidate {
+        ..Member::example(Hca {
             pci: Some(function("0000:3b:00.0", Some(1))),
             ..named("0000:3b:00.0", &["mlx5_0"])
         })

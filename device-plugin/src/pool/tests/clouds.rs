@@ -284,7 +284,7 @@ fn a_vf_without_a_node_guid_is_offered_and_named() {
     assert_eq!(vfs.hcas, ["mlx5_1", "mlx5_2"]);
     let members = vfs.pools.snapshots[0].members().iter();
     let notes: Vec<_> = members
-        .filter_map(|member| crate::candidate::without_node_guid(&member.hca.rdma_devices[0]))
+        .filter_map(|member| member.hca.rdma_devices[0].without_node_guid())
         .collect();
     let [(why, remedy)] = &notes[..] else {
         panic!("{notes:?}");

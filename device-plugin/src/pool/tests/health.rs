@@ -41,7 +41,7 @@ fn an_hca_whose_netdev_carries_a_child_is_unhealthy() {
     let node = Node::new(two_nics);
     let config = native(&["resource: rdma/a, mode: exclusive, select: { functions: [pf] }"]);
     let seen = node.scan();
-    let (candidates, _) = gather::list(&seen.inventory);
+    let candidates = seen.inventory.hcas.clone();
     let known = crate::pool::Node {
         children: [("0000:86:00.0".parse().unwrap(), "ens2 carries one".into())].into(),
         ..crate::pool::Node::default()
@@ -250,7 +250,7 @@ fn what_disappears_stays_listed_and_comes_back() {
     let config = native(&["resource: rdma/a, mode: shared, slots: 2, select: { functions: [pf] }"]);
     let before = node.pools(&config).snapshots;
     let mut seen = node.scan();
-    let gone = seen.inventory.rdma_devices.pop().unwrap();
+    let gone = seen.inventory.hcas.pop().unwrap();
     let after = pools(&config, &seen, &before).snapshots;
     assert_eq!(ids(&after[0]), ids(&before[0]));
     assert_eq!(
@@ -265,7 +265,7 @@ fn what_disappears_stays_listed_and_comes_back() {
         Health::from([UnhealthyReason::Gone])
     );
     assert!(!after[0].lists_the_same(&before[0]));
-    seen.inventory.rdma_devices.push(gone);
+    seen.inventory.hcas.push(gone);
     let back = pools(&config, &seen, &after).snapshots;
     assert!(back[0].lists_the_same(&before[0]));
 }

@@ -10,7 +10,7 @@
 //! let tree = Tree::new(directory.path());
 //! tree.pci(&PciSpec { address: "0000:3b:00.0", numa_node: 0, ..PciSpec::MLX5 });
 //! tree.rdma(&RdmaSpec { name: "mlx5_0", on: On::Pci("0000:3b:00.0"), ..RdmaSpec::default() });
-//! assert_eq!(hca::inventory(&tree.host()).unwrap().rdma_devices.len(), 1);
+//! assert_eq!(hca::inventory(&tree.host()).unwrap().rdma_devices().count(), 1);
 //! ```
 #![expect(
     clippy::expect_used,
@@ -20,6 +20,7 @@
 
 pub mod cloud;
 pub mod machine;
+pub mod ports;
 mod spec;
 
 use std::cell::{Cell, RefCell};
@@ -314,13 +315,10 @@ impl Tree {
             self.file(directory.join("parent"), spec.soft_parent);
         }
         let node = next(&self.next_node);
-        self.node(
-            "infiniband_verbs",
-            &format!("uverbs{node}"),
-            spec,
-            None,
-            192 + node,
-        );
+        if spec.verbs {
+            let name = format!("uverbs{node}");
+            self.node("infiniband_verbs", &name, spec, None, 192 + node);
+        }
         for (number, port) in (1..).zip(spec.ports) {
             self.port(&directory.join(format!("ports/{number}")), port);
             if spec.mad {

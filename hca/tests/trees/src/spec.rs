@@ -125,6 +125,8 @@ pub struct RdmaSpec<'a> {
     pub ports: &'a [PortSpec<'a>],
     /// Management nodes (`umad`, `issm`) exist.
     pub mad: bool,
+    /// The verbs node exists.
+    pub verbs: bool,
 }
 
 impl Default for RdmaSpec<'_> {
@@ -138,6 +140,7 @@ impl Default for RdmaSpec<'_> {
             vendor_attributes: true,
             ports: &[PortSpec::ROCE],
             mad: true,
+            verbs: true,
         }
     }
 }

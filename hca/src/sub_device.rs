@@ -1,0 +1,135 @@
+//! RDMA devices for management alone, which stand on the function of the device that they serve.
+//!
+//! A multi-plane HCA (ConnectX-8 on XDR) has one, `smi1`, with a port for the subnet manager's packets of
+//! each plane. It has no verbs node. Netlink tells it by its type and its parent since Linux 6.11; sysfs
+//! shows no difference.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use netlink_sys::protocols::NETLINK_RDMA;
+
+use crate::kernel_socket::KernelSocket;
+use crate::unit::is_number;
+
+// `include/uapi/rdma/rdma_netlink.h`; `include/uapi/linux/netlink.h`.
+const GET_DEVICES: u16 = 5 << 10 | 1;
+const DEV_NAME: u16 = 2;
+const DEV_TYPE: u16 = 99;
+const PARENT_NAME: u16 = 100;
+const REQUEST_DUMP: u16 = 0x301;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const HEADER_BYTES: usize = 16;
+
+/// Those of these RDMA devices, which stand on one piece of hardware, that are for management alone. The
+/// kernel is asked only if there are several, and a name decides where it does not say.
+pub(crate) fn among(names: &[&str]) -> BTreeSet<String> {
+    if names.len() < 2 {
+        return BTreeSet::new();
+    }
+    let typed = typed().unwrap_or_default();
+    let is_named = |name: &str| name.strip_prefix("smi").is_some_and(is_number);
+    let all = names
+        .iter()
+        .filter(|name| typed.contains(**name) || is_named(name));
+    let found: BTreeSet<String> = all.map(|name| (*name).to_owned()).collect();
+    match found.len() == names.len() {
+        true => BTreeSet::new(),
+        false => found,
+    }
+}
+
+/// Names of the RDMA devices of this network namespace that have a type or a parent.
+fn typed() -> io::Result<BTreeSet<String>> {
+    let socket = KernelSocket::open(NETLINK_RDMA, 0)?;
+    let mut request = [0; HEADER_BYTES];
+    let length = u32::try_from(HEADER_BYTES).unwrap_or_default();
+    request[..4].copy_from_slice(&length.to_ne_bytes());
+    request[4..6].copy_from_slice(&GET_DEVICES.to_ne_bytes());
+    request[6..8].copy_from_slice(&REQUEST_DUMP.to_ne_bytes());
+    socket.send(&request, 0)?;
+    let (mut found, mut buffer) = (BTreeSet::new(), Vec::new());
+    loop {
+        socket.receive(&mut buffer)?;
+        let mut rest = buffer.as_slice();
+        while let Some((kind, payload, next)) = message(rest) {
+            match kind {
+                NLMSG_DONE | NLMSG_ERROR => return Ok(found),
+                _ => found.extend(typed_name(payload)),
+            }
+            rest = next;
+        }
+    }
+}
+
+/// Type and payload of the first message, and what is behind it.
+fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
+    let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
+    let payload = bytes.get(HEADER_BYTES..length)?;
+    Some((kind, payload, bytes.get(aligned(length)..).unwrap_or(&[])))
+}
+
+/// The name in a device's attributes, if it has a type or a parent.
+fn typed_name(mut attributes: &[u8]) -> Option<String> {
+    let (mut name, mut is_typed) = (None, false);
+    while let Some((length, kind)) = attribute(attributes) {
+        let value = attributes.get(4..length)?;
+        match kind {
+            DEV_NAME => name = value.split(|byte| *byte == 0).next(),
+            DEV_TYPE | PARENT_NAME => is_typed = true,
+            _ => {}
+        }
+        attributes = attributes.get(aligned(length)..).unwrap_or(&[]);
+    }
+    let name = name.filter(|_| is_typed)?;
+    Some(String::from_utf8_lossy(name).into_owned())
+}
+
+fn attribute(bytes: &[u8]) -> Option<(usize, u16)> {
+    let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
+    let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?);
+    (length >= 4).then_some((length, kind))
+}
+
+fn aligned(length: usize) -> usize {
+    length.next_multiple_of(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute_bytes(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(4 + value.len()).unwrap();
+        let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        bytes.extend(value);
+        bytes.resize(aligned(bytes.len()), 0);
+        bytes
+    }
+
+    #[test]
+    fn a_device_with_a_type_or_a_parent_is_a_sub_device() {
+        let name = attribute_bytes(DEV_NAME, b"plane0\0");
+        let plain = [attribute_bytes(1, &7_u32.to_ne_bytes()), name.clone()].concat();
+        assert_eq!(typed_name(&plain), None);
+        let typed = [name.clone(), attribute_bytes(DEV_TYPE, &[1])].concat();
+        assert_eq!(typed_name(&typed).as_deref(), Some("plane0"));
+        let child = [attribute_bytes(PARENT_NAME, b"mlx5_0\0"), name].concat();
+        assert_eq!(typed_name(&child).as_deref(), Some("plane0"));
+        for cut in 0..child.len() {
+            typed_name(&child[..cut]);
+            message(&child[..cut]);
+        }
+    }
+
+    #[test]
+    fn a_name_decides_where_the_kernel_says_nothing() {
+        let of = |names: &[&str]| among(names).into_iter().collect::<Vec<_>>();
+        assert_eq!(of(&["mlx5_0", "smi1"]), ["smi1"]);
+        assert_eq!(of(&["mlx5_0", "mlx5_1", "smith1"]), [""; 0]);
+        assert_eq!(of(&["smi1"]), [""; 0], "it stands alone");
+        assert_eq!(of(&["smi1", "smi2"]), [""; 0], "one of them carries data");
+    }
+}
