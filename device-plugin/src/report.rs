@@ -12,8 +12,8 @@ use node_wire::status::{
 };
 use tokio::sync::watch;
 
-use crate::binding::store::{Binding, Bindings};
 use crate::binding::alignment;
+use crate::binding::store::{Binding, Bindings};
 use crate::config::last_good::REJECTED;
 use crate::config::{ResourceName, TopologyConfig};
 use crate::events::Trigger;

@@ -42,7 +42,11 @@ pub(crate) async fn keep_tidy(
     let mut logged = None;
     loop {
         let newest = held.borrow_and_update().clone();
-        let failed = binder.tidy(newest).await.err().map(|failure| failure.message);
+        let failed = binder
+            .tidy(newest)
+            .await
+            .err()
+            .map(|failure| failure.message);
         if let Some(error) = failed.as_ref().filter(|_| logged != failed) {
             tracing::warn!(error, "cannot find out which bindings are over");
         }
@@ -57,7 +61,10 @@ pub(crate) async fn keep_tidy(
             let all = bindings.borrow_and_update().clone().unwrap_or_default();
             let cgroups = all.all.values().filter_map(|one| one.cgroup.as_ref());
             let root = &binder.paths.cgroup_dir;
-            watch.follow(cgroups.map(|cgroup| root.join(cgroup)).collect(), &binder.ended);
+            watch.follow(
+                cgroups.map(|cgroup| root.join(cgroup)).collect(),
+                &binder.ended,
+            );
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = &mut next => break,
@@ -112,7 +119,9 @@ impl Binder {
             let (held, bindings) = (listed.hcas(), self.bindings());
             let is_free = |one: &&Context| !held.contains_key(&one.hca) && !bindings.has(&one.hca);
             for one in used.iter().filter(is_free) {
-                in_use.entry(one.hca.clone()).or_insert_with(|| one.to_string());
+                in_use
+                    .entry(one.hca.clone())
+                    .or_insert_with(|| one.to_string());
             }
         }
         self.store.note_in_use(in_use);

@@ -281,7 +281,8 @@ impl Kubelet {
         self.shared.fits(&pod)?;
         self.runtime.block_on(self.shared.allocate(&pod))?;
         write_pod(&self.shared.settings.pods, &pod).map_err(unexpected)?;
-        self.populate(&pod.metadata.uid, false).map_err(unexpected)?;
+        self.populate(&pod.metadata.uid, false)
+            .map_err(unexpected)?;
         self.shared.lock().pods.insert(name, pod);
         Ok(())
     }

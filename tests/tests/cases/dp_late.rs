@@ -685,7 +685,10 @@ fn without_cgroups_two_lists_free_an_hca() -> Result<()> {
         thread::sleep(Duration::from_millis(200));
     }
     let took = removed.elapsed();
-    ensure!(took > Duration::from_secs(10), "one list was enough: {took:?}");
+    ensure!(
+        took > Duration::from_secs(10),
+        "one list was enough: {took:?}"
+    );
     Ok(())
 }
 

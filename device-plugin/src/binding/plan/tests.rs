@@ -57,7 +57,10 @@ impl Node {
             pod: format!("pod-{number}"),
             container: "main".into(),
             resource: "rdma/nic".into(),
-            ids: slots.iter().map(|slot| self.snapshot.slot_name(*slot)).collect(),
+            ids: slots
+                .iter()
+                .map(|slot| self.snapshot.slot_name(*slot))
+                .collect(),
         });
         let processes = self.bindings.all.keys().map(|hca| {
             let processes = match running.contains(hca) {
@@ -86,7 +89,10 @@ impl Node {
 
     fn plan(&self, number: u32, running: &BTreeSet<HcaId>) -> Result<BindPlan, NotBound> {
         let (slots, gpus) = &self.pods[&number];
-        let slots: Vec<String> = slots.iter().map(|slot| self.snapshot.slot_name(*slot)).collect();
+        let slots: Vec<String> = slots
+            .iter()
+            .map(|slot| self.snapshot.slot_name(*slot))
+            .collect();
         let asker = Asker {
             pod: Self::pod(number),
             sandbox: Some(format!("s{number}")),
@@ -107,13 +113,22 @@ impl Node {
             ..PodGpus::default()
         };
         let world = self.world(Some(asker.clone()), running);
-        bind_plan(&asker, &[request], Some(&(of_pod, self.machine.clone())), &world)
+        bind_plan(
+            &asker,
+            &[request],
+            Some(&(of_pod, self.machine.clone())),
+            &world,
+        )
     }
 
     /// Does the first steps of a plan. Returns whether that were all of them.
     fn apply(&mut self, plan: &BindPlan, steps: usize) -> bool {
         let freed = plan.free.iter().map(|one| (one, true));
-        let written = plan.adopt.iter().chain(&plan.create).map(|one| (one, false));
+        let written = plan
+            .adopt
+            .iter()
+            .chain(&plan.create)
+            .map(|one| (one, false));
         let all: Vec<_> = freed.chain(written).collect();
         for (one, is_freed) in all.iter().take(steps) {
             match is_freed {
