@@ -408,7 +408,7 @@ mod tests {
         let host = tree.host();
         let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         let mut memory = memory::Memory::load(state.path(), node::identity::boot_id(&host.proc));
-        memory.list(&scanned);
+        memory.list(&scanned, std::time::SystemTime::now());
         std::fs::write(state.path().join(memory::FILE), memory.text().unwrap()).unwrap();
         take(&tree);
         let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
