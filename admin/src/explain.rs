@@ -149,14 +149,13 @@ fn judge(pool: &PoolConfig, candidate: &Hca, pools: &Pools) -> Membership {
     let excluded = excluded.filter(|one| one.resource == pool.resource && one.id == candidate.id);
     reasons.extend(excluded.map(ToString::to_string));
     let health = member.map(|member| &member.health);
-    if let Some(Health::Unhealthy(unhealthy_reason)) = health {
-        reasons.push(unhealthy_reason.to_string());
-    }
+    let unhealthy = health.into_iter().flat_map(Health::reasons);
+    reasons.extend(unhealthy.map(ToString::to_string));
     Membership {
         resource: pool.resource.to_string(),
         chosen,
         member: member.is_some(),
-        healthy: health == Some(&Health::Healthy),
+        healthy: health.is_some_and(Health::is_healthy),
         reasons,
     }
 }

@@ -40,7 +40,6 @@ use rdma_device_plugin::cli::{Defaults, NodeAddresses};
 use rdma_device_plugin::config::{self, Config, Delivery, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool;
-use rdma_device_plugin::snapshot::Health;
 use serde_json::json;
 
 use crate::findings;
@@ -207,10 +206,7 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
                 id: names
                     .first()
                     .map_or_else(|| member.hca.id.to_string(), |&name| name.to_owned()),
-                fault: match &member.health {
-                    Health::Healthy => None,
-                    Health::Unhealthy(reason) => Some(reason.to_string()),
-                },
+                fault: member.health.worst().map(ToString::to_string),
             });
             let units = match pool.sharing {
                 Sharing::Pooled { .. } => snapshot.shared_units(),

@@ -189,14 +189,14 @@ fn hcas(daemon: &DaemonStatus) -> Vec<Vec<String>> {
         let resources: Vec<&str> = offered.map(|pool| pool.resource.as_str()).collect();
         let mut entries = daemon.pools.iter().filter_map(of_pool);
         let unhealthy = entries.find(|entry| !entry.healthy);
-        let reason = unhealthy.map(|entry| entry.reason.unwrap_or("unhealthy".into()));
+        let reasons = unhealthy.map(|entry| entry.reasons.join("; "));
         vec![
             cell(&hca.id),
             cell(&hca.rdma_devices.join(" ")),
             cell(&hca.netdevs.join(" ")),
             optional(hca.numa_node),
             cell(&resources.join(" ")),
-            cell(reason.as_deref().unwrap_or("healthy")),
+            cell(reasons.as_deref().unwrap_or("healthy")),
         ]
     };
     hcas.filter(|hca| seen.insert(&hca.id)).map(row).collect()
@@ -222,7 +222,7 @@ mod tests {
             id: id.into(),
             rdma_devices: vec!["mlx5_0".into()],
             healthy: reason.is_none(),
-            reason: reason.map(str::to_owned),
+            reasons: reason.map(str::to_owned).into_iter().collect(),
             ..HcaStatus::default()
         }
     }

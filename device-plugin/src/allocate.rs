@@ -1,5 +1,8 @@
 //! What a container gets for the units it was given: a pure function of the snapshot.
 
+use std::collections::HashSet;
+
+use hca::HcaId;
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 use tonic::Status;
 
@@ -16,6 +19,7 @@ pub(crate) fn allocate(
     ids: &[String],
 ) -> Result<ContainerAllocateResponse, Status> {
     let mut members: Vec<&Member> = Vec::new();
+    let mut chosen: HashSet<&HcaId> = HashSet::new();
     let mut slots: Vec<&String> = Vec::new();
     for id in ids {
         let found = snapshot.unit(id).ok_or_else(|| {
@@ -27,7 +31,7 @@ pub(crate) fn allocate(
         let usable = match found {
             Unit::Member(member) => usable(snapshot, id, std::slice::from_ref(member))?,
             Unit::Slot(slot) => {
-                if let Some(reason) = slot.health.reason() {
+                if let Some(reason) = slot.health.worst() {
                     return Err(unusable(snapshot, id, reason));
                 }
                 slots.push(id);
@@ -43,11 +47,8 @@ pub(crate) fn allocate(
                     .collect()
             }
         };
-        for member in usable {
-            if !members.iter().any(|known| known.hca.id == member.hca.id) {
-                members.push(member);
-            }
-        }
+        let usable = usable.into_iter();
+        members.extend(usable.filter(|member| chosen.insert(&member.hca.id)));
     }
     if snapshot.late().is_some() {
         return Ok(slot_specification::response(&slots));
@@ -66,7 +67,7 @@ fn usable<'s>(
         return Ok(healthy);
     }
     let reasons = members.iter().filter_map(|member| {
-        let reason = member.health.reason()?;
+        let reason = member.health.worst()?;
         Some(format!("{}: {reason}", member.hca.id))
     });
     let reasons: Vec<String> = reasons.collect();

@@ -1,6 +1,6 @@
-//! What triggers a scan of the host.
+//! What makes the daemon decide anew, most of it after a scan of the host.
 //!
-//! Nothing is concluded from an event itself: every event triggers the same scan. Sources:
+//! Nothing is concluded from an event itself: every event of the host triggers the same scan. Sources:
 //! link changes ([`netlink`]: route), devices that come and go ([`netlink`]: uevents), the RDMA
 //! subsystem's own notices (Linux 6.12 and later), device nodes (inotify), and a timer behind all
 //! of them, because each can be missing: a container without the host's network namespace hears no
@@ -11,7 +11,7 @@ pub(crate) mod netlink;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-/// What made the daemon scan.
+/// What made the daemon decide anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Trigger {
@@ -43,6 +43,16 @@ pub(crate) enum Trigger {
     Child,
 }
 
+impl Trigger {
+    /// Whether the host may be another one than at the last scan.
+    pub(crate) fn is_of_host(self) -> bool {
+        !matches!(
+            self,
+            Self::Damping | Self::Pods | Self::Binding | Self::Child
+        )
+    }
+}
+
 /// Where sources put their reasons.
 #[derive(Debug, Clone)]
 pub(crate) struct Triggers(mpsc::Sender<Trigger>);
@@ -54,9 +64,9 @@ impl Triggers {
         (Self(sender), receiver)
     }
 
-    /// Asks for a scan; never waits.
+    /// Asks for a decision; never waits.
     pub(crate) fn send(&self, reason: Trigger) {
-        // A full channel: a scan is due anyway.
+        // A full channel: a decision is due anyway.
         let _ = self.0.try_send(reason);
     }
 }

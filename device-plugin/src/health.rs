@@ -12,7 +12,7 @@ use std::time::Instant;
 use hca::HcaId;
 
 use crate::config::{Damping, ResourceName};
-use crate::snapshot::{Health, Snapshot, UnhealthyReason};
+use crate::snapshot::{Snapshot, UnhealthyReason};
 
 /// What ports did so far, for every HCA of every resource.
 #[derive(Debug, Default)]
@@ -35,34 +35,53 @@ struct Track {
 }
 
 impl Damper {
-    /// Replaces the health of each member by the damped one. Returns when to scan again at the
-    /// latest, because a delay ends then.
+    /// Replaces what each member's ports are by what is to be reported of them. Returns when to look
+    /// again at the latest, because a delay ends then.
     pub(crate) fn damp(
         &mut self,
-        snapshot: &mut Snapshot,
+        pools: &mut [Snapshot],
         damping: &Damping,
         now: Instant,
     ) -> Option<Instant> {
-        let resource = snapshot.resource().clone();
         let mut again: Option<Instant> = None;
-        for member in snapshot.members_mut() {
-            let up = match &member.health {
-                Health::Healthy => true,
-                Health::Unhealthy(UnhealthyReason::Port(_)) => false,
-                Health::Unhealthy(_) => continue,
-            };
-            let track = self
-                .tracks
-                .entry((resource.clone(), member.hca.id.clone()))
-                .or_insert_with(|| Track::begin(up, now));
-            track.see(up, now, damping);
-            if let Health::Unhealthy(UnhealthyReason::Port(trouble)) = &member.health {
-                track.trouble.clone_from(trouble);
+        let mut tracks = BTreeMap::new();
+        for pool in pools {
+            let resource = pool.resource().clone();
+            for member in pool.members_mut() {
+                let key = (resource.clone(), member.hca.id.clone());
+                let known = self.tracks.remove(&key);
+                // What is not here, or cannot be read, says nothing about its ports.
+                if member.health.has(|reason| {
+                    matches!(
+                        reason,
+                        UnhealthyReason::Gone | UnhealthyReason::Unreadable(_)
+                    )
+                }) {
+                    tracks.extend(known.map(|track| (key, track)));
+                    continue;
+                }
+                let of_port = |reason: &UnhealthyReason| matches!(reason, UnhealthyReason::Port(_));
+                let trouble = member
+                    .health
+                    .reasons()
+                    .iter()
+                    .find(|reason| of_port(reason));
+                let trouble = trouble.map(ToString::to_string);
+                let up = trouble.is_none();
+                let mut track = known.unwrap_or_else(|| Track::begin(up, now));
+                track.see(up, now, damping);
+                track.trouble = trouble.unwrap_or(track.trouble);
+                let (reason, due) = track.judge(now, damping);
+                tracks.insert(key, track);
+                member.health.remove(of_port);
+                reason
+                    .into_iter()
+                    .for_each(|reason| member.health.add(reason));
+                again = again.into_iter().chain(due).min();
             }
-            let (health, due) = track.judge(now, damping);
-            member.health = health;
-            again = again.into_iter().chain(due).min();
         }
+        // Of what is in no pool any more nothing is kept.
+        self.tracks = tracks;
         again
     }
 }
@@ -97,7 +116,11 @@ impl Track {
     }
 
     /// What to report, and when that may change by itself.
-    fn judge(&mut self, now: Instant, damping: &Damping) -> (Health, Option<Instant>) {
+    fn judge(
+        &mut self,
+        now: Instant,
+        damping: &Damping,
+    ) -> (Option<UnhealthyReason>, Option<Instant>) {
         let flapping = self.downs.len() >= usize::try_from(damping.flaps).unwrap_or(usize::MAX);
         let delay = match (self.up, flapping) {
             (false, _) => damping.down_delay,
@@ -110,19 +133,19 @@ impl Track {
             self.reported_up = self.up;
         }
         let again = due.filter(|_| self.reported_up != self.up);
-        let health = match (self.reported_up, self.up) {
-            (true, _) => Health::Healthy,
-            (false, false) => Health::Unhealthy(UnhealthyReason::Port(self.trouble.clone())),
-            (false, true) if flapping => Health::Unhealthy(UnhealthyReason::Flapping(format!(
+        let reason = match (self.reported_up, self.up) {
+            (true, _) => None,
+            (false, false) => Some(UnhealthyReason::Port(self.trouble.clone())),
+            (false, true) if flapping => Some(UnhealthyReason::Flapping(format!(
                 "its ports went down {} times within {:?}; waiting for {delay:?} without a change",
                 self.downs.len(),
                 damping.flap_window
             ))),
-            (false, true) => Health::Unhealthy(UnhealthyReason::Port(format!(
+            (false, true) => Some(UnhealthyReason::Port(format!(
                 "active again; waiting for {delay:?} without a change"
             ))),
         };
-        (health, again)
+        (reason, again)
     }
 }
 
@@ -149,7 +172,7 @@ mod tests {
             .iter()
             .map(|(second, up)| {
                 track.see(*up, at(*second), damping);
-                track.judge(at(*second), damping).0.is_healthy()
+                track.judge(at(*second), damping).0.is_none()
             })
             .collect()
     }
@@ -243,14 +266,9 @@ mod tests {
         assert_eq!(track.judge(start, &DAMPING).1, None);
         let later = start + Duration::from_secs(4);
         track.see(true, later, &DAMPING);
-        let (health, again) = track.judge(later, &DAMPING);
+        let (reason, again) = track.judge(later, &DAMPING);
         assert_eq!(again, Some(later + DAMPING.up_delay));
-        let Health::Unhealthy(unhealthy_reason) = health else {
-            panic!("shown healthy")
-        };
-        assert!(
-            unhealthy_reason.to_string().contains("active again"),
-            "{unhealthy_reason}"
-        );
+        let reason = reason.unwrap().to_string();
+        assert!(reason.contains("active again"), "{reason}");
     }
 }

@@ -10,6 +10,7 @@
 pub(crate) mod answer;
 pub(crate) mod pods;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,14 +73,10 @@ fn name_hcas(units: &mut PodUnits, report: &Report) {
         let Some(snapshot) = pool.and_then(|pool| pool.snapshot.as_ref()) else {
             continue;
         };
-        let mut hcas = Vec::new();
-        for hca in allocation.units.iter().flat_map(|unit| snapshot.hcas(unit)) {
-            let hca = hca.to_string();
-            if !hcas.contains(&hca) {
-                hcas.push(hca);
-            }
-        }
-        allocation.hcas = Some(hcas);
+        let mut known = HashSet::new();
+        let hcas = allocation.units.iter().flat_map(|unit| snapshot.hcas(unit));
+        let hcas = hcas.filter(|hca| known.insert(hca.clone()));
+        allocation.hcas = Some(hcas.map(|hca| hca.to_string()).collect());
         let mut pool: Vec<&HcaId> = snapshot
             .members()
             .iter()

@@ -191,10 +191,9 @@ pub fn assemble_on(
             }
             // A container of its pod that starts again gets its nodes. Nobody else does.
             if is_held || before.clone().any(|old| old.hca.id == candidate.id) {
-                members.push(Member {
-                    health: Health::Unhealthy(UnhealthyReason::Excluded),
-                    ..member(pool, candidate, seen, node)
-                });
+                let mut member = member(pool, candidate, seen, node);
+                member.health.add(UnhealthyReason::Excluded);
+                members.push(member);
             }
         }
         for old in before {
@@ -204,7 +203,7 @@ pub fn assemble_on(
             {
                 members.push(Member {
                     nodes: Vec::new(),
-                    health: Health::Unhealthy(UnhealthyReason::Gone),
+                    health: Health::from([UnhealthyReason::Gone]),
                     ..old.clone()
                 });
             }
@@ -213,7 +212,7 @@ pub fn assemble_on(
         if let Some(reason) = withheld {
             remarks.push(format!("{} is withheld: {reason}", pool.resource));
             for member in &mut members {
-                member.health = Health::Unhealthy(reason.clone());
+                member.health.add(reason.clone());
             }
         }
         let shared_units = units(pool, &mut members, &mut remarks);
@@ -346,61 +345,57 @@ fn obstacle(
 
 fn member(pool: &PoolConfig, hca: &Arc<Hca>, seen: &HostSnapshot, node: &Node) -> Member {
     let (nodes, lacking) = HcaDevices::scanned(hca, seen).nodes(&pool.nodes);
+    let mode = (pool.sharing.is_shared()
+        && seen.inventory.netns_mode == Some(NetnsMode::Exclusive))
+    .then(|| {
+        UnhealthyReason::NetnsMode(
+            "the RDMA subsystem is in exclusive network namespace mode, in which an HCA cannot be \
+             shared by pods; run: rdma system set netns shared"
+                .into(),
+        )
+    });
+    let missing = pool.wait_for.iter();
+    let missing = missing.filter(|gate| seen.missing.contains(*gate));
+    let missing: Vec<String> = missing.map(ToString::to_string).collect();
+    let waits = (!missing.is_empty()).then(|| {
+        UnhealthyReason::WaitFor(format!(
+            "the pool waits for {} (waitFor)",
+            missing.join(", ")
+        ))
+    });
+    let child = node.children.get(&hca.id).cloned();
+    // Of an HCA that cannot be read, nodes and ports are not known.
+    let of_hca = match &hca.fault {
+        Some(fault) => vec![UnhealthyReason::Unreadable(fault.clone())],
+        None => lacking
+            .map(UnhealthyReason::DeviceNode)
+            .into_iter()
+            .chain(port_fault(pool, hca).map(UnhealthyReason::Port))
+            .collect(),
+    };
+    let reasons = mode.into_iter().chain(waits);
+    let reasons = reasons.chain(child.map(UnhealthyReason::Child));
     Member {
         hca: hca.clone(),
         nodes,
         slots: 0,
-        health: match node.children.get(&hca.id) {
-            Some(left) => Health::Unhealthy(UnhealthyReason::Child(left.clone())),
-            None => health(pool, hca, seen, lacking),
-        },
+        health: Health::from(reasons.chain(of_hca)),
     }
 }
 
-/// What this one scan says about an HCA.
-fn health(
-    pool: &PoolConfig,
-    candidate: &Hca,
-    seen: &HostSnapshot,
-    lacking: Option<String>,
-) -> Health {
-    if pool.sharing.is_shared() && seen.inventory.netns_mode == Some(NetnsMode::Exclusive) {
-        return Health::Unhealthy(UnhealthyReason::NetnsMode(
-            "the RDMA subsystem is in exclusive network namespace mode, in which an HCA cannot be \
-             shared by pods; run: rdma system set netns shared"
-                .into(),
-        ));
-    }
-    let missing: Vec<String> = pool
-        .wait_for
-        .iter()
-        .filter(|gate| seen.missing.contains(*gate))
-        .map(ToString::to_string)
-        .collect();
-    if !missing.is_empty() {
-        return Health::Unhealthy(UnhealthyReason::Gate(format!(
-            "the pool waits for {} (waitFor)",
-            missing.join(", ")
-        )));
-    }
-    if let Some(fault) = &candidate.fault {
-        return Health::Unhealthy(UnhealthyReason::Unreadable(fault.clone()));
-    }
-    if let Some(lacking) = lacking {
-        return Health::Unhealthy(UnhealthyReason::Node(lacking));
-    }
+/// Why no port of an HCA can carry traffic, if so.
+fn port_fault(pool: &PoolConfig, candidate: &Hca) -> Option<String> {
     // In a pod's namespace its ports cannot be seen: that pod judges them.
     if candidate.elsewhere || pool.port_health == PortHealth::Ignored {
-        return Health::Healthy;
+        return None;
     }
     let ports: Vec<_> = candidate.ports().collect();
-    if ports.iter().any(|(_, port)| port.is_active()) {
-        return Health::Healthy;
-    }
-    if pool.port_health == PortHealth::ActiveUnlessSetDown
-        && ports.iter().any(|(_, port)| waits_for_cni(candidate, port))
+    let may_be_down = pool.port_health == PortHealth::ActiveUnlessSetDown;
+    if ports
+        .iter()
+        .any(|(_, port)| port.is_active() || may_be_down && waits_for_cni(candidate, port))
     {
-        return Health::Healthy;
+        return None;
     }
     let states: Vec<String> = ports
         .iter()
@@ -416,7 +411,7 @@ fn health(
     } else {
         states.join(", ")
     };
-    Health::Unhealthy(UnhealthyReason::Port(format!("no active port: {states}")))
+    Some(format!("no active port: {states}"))
 }
 
 /// Whether a port is down because the CNI plugin has yet to set it up: its netdev is

@@ -2,14 +2,18 @@
 //! the same question.
 //!
 //! Units are taken from groups, one unit at a time, each time from the group that is best by the
-//! pool's policy. A group is what the load of one unit falls on: the HCA of a slot, the physical
+//! pool's policy. A group is what the load of one unit falls on: the HCA of a share, the physical
 //! function of an exclusive HCA (two VFs of one card share its wire). Whole HCAs under policy
 //! `numa` are chosen as a set by [`hca::topology`], which also keeps switches and NUMA nodes whole
 //! for the pods to come.
+//!
+//! A unit costs one comparison of the groups. What a group costs changes only when a unit is taken
+//! from it, or from a group for the first time.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use hca::HcaId;
 use hca::topology::{Request, choose};
 
 use crate::config::{Policy, Sharing};
@@ -43,9 +47,7 @@ pub(crate) fn prefer(
         .then(|| groups.roomiest_node(size))
         .flatten();
     while chosen.len() < size {
-        let left = size - chosen.len();
-        let best = groups.best(policy, left, node);
-        let Some(unit) = best.and_then(|at| groups.take(at)) else {
+        let Some(unit) = groups.take_best(policy, size - chosen.len(), node) else {
             break;
         };
         chosen.push(unit);
@@ -55,11 +57,12 @@ pub(crate) fn prefer(
 
 /// Units of a pool that all stand for the same are taken in their order.
 fn lowest_first(available: &[String], required: &[String], size: usize) -> Vec<String> {
+    let is_required: HashSet<&String> = required.iter().collect();
     let mut free: Vec<&String> = available
         .iter()
-        .filter(|id| !required.contains(id))
+        .filter(|id| !is_required.contains(id))
         .collect();
-    free.sort_by_key(|id| (id.len(), id.as_str()));
+    free.sort_unstable_by_key(|id| (id.len(), id.as_str()));
     required.iter().chain(free).take(size).cloned().collect()
 }
 
@@ -78,61 +81,83 @@ struct Group<'s> {
     all: usize,
     /// Units chosen for this container.
     mine: usize,
+    /// Sum of the distances to the groups of which units are chosen.
+    distance: usize,
 }
 
 impl<'s> Groups<'s> {
     fn of(snapshot: &'s Snapshot, available: &'s [String], required: &[String]) -> Self {
         let is_shared = snapshot.pool().sharing.is_shared();
-        let carrier = |member: &Member| match member.hca.owner().filter(|_| !is_shared) {
-            Some(pf) => pf.to_string(),
-            None => member.hca.id.to_string(),
-        };
-        let mut places: BTreeMap<String, usize> = BTreeMap::new();
+        let mut carriers: BTreeMap<String, usize> = BTreeMap::new();
+        let mut of_hca: HashMap<&HcaId, usize> = HashMap::new();
         let mut groups: Vec<Group<'s>> = Vec::new();
         for member in snapshot.members() {
-            let at = *places.entry(carrier(member)).or_insert_with(|| {
+            let carrier = match member.hca.owner().filter(|_| !is_shared) {
+                Some(pf) => pf.to_string(),
+                None => member.hca.id.to_string(),
+            };
+            let at = *carriers.entry(carrier).or_insert_with(|| {
                 groups.push(Group {
                     member,
                     free: Vec::new(),
                     all: 0,
                     mine: 0,
+                    distance: 0,
                 });
                 groups.len() - 1
             });
+            of_hca.insert(&member.hca.id, at);
             if let Some(group) = groups.get_mut(at) {
                 group.all += usize::try_from(member.slots).unwrap_or(usize::MAX);
             }
         }
-        let place = |id: &str| match snapshot.unit(id)? {
-            Unit::Member(member) => places.get(&carrier(member)).copied(),
+        let group = |id: &String| match snapshot.unit(id)? {
+            Unit::Member(member) => of_hca.get(&member.hca.id).copied(),
             Unit::Pool | Unit::Slot(_) => None,
         };
-        let required_ids: BTreeSet<&str> = required.iter().map(String::as_str).collect();
-        for id in available
-            .iter()
-            .filter(|id| !required_ids.contains(id.as_str()))
-        {
-            if let Some(group) = place(id).and_then(|at| groups.get_mut(at)) {
+        let is_required: HashSet<&String> = required.iter().collect();
+        for id in available.iter().filter(|id| !is_required.contains(id)) {
+            if let Some(group) = group(id).and_then(|at| groups.get_mut(at)) {
                 group.free.push(id);
-            }
-        }
-        for id in required {
-            if let Some(group) = place(id).and_then(|at| groups.get_mut(at)) {
-                group.mine += 1;
             }
         }
         for group in &mut groups {
             group
                 .free
-                .sort_by_key(|id| Reverse((id.len(), id.as_str())));
+                .sort_unstable_by_key(|id| Reverse((id.len(), id.as_str())));
         }
-        Self { snapshot, groups }
+        let mut groups = Self { snapshot, groups };
+        for at in required.iter().filter_map(group) {
+            groups.note_chosen(at);
+        }
+        groups
+    }
+
+    /// Takes note that a unit of a group is chosen.
+    fn note_chosen(&mut self, at: usize) {
+        let Some(group) = self.groups.get_mut(at) else {
+            return;
+        };
+        group.mine += 1;
+        if group.mine > 1 {
+            return;
+        }
+        let anchor = group.member;
+        for group in &mut self.groups {
+            let distance = self.snapshot.distance(group.member, anchor);
+            group.distance += distance.map_or(0, |one| usize::from(one.class.rank()));
+        }
+    }
+
+    /// The NUMA node of the first group of which a unit is chosen.
+    fn chosen_node(&self) -> Option<u32> {
+        let mut chosen = self.groups.iter().filter(|group| group.mine > 0);
+        chosen.next()?.member.hca.numa_node()
     }
 
     /// The NUMA node that can serve most of a request, with different HCAs if it can.
     fn roomiest_node(&self, size: usize) -> Option<u32> {
-        let mine = self.groups.iter().find(|group| group.mine > 0);
-        if let Some(node) = mine.and_then(|group| group.member.hca.numa_node()) {
+        if let Some(node) = self.chosen_node() {
             return Some(node);
         }
         let mut nodes: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
@@ -154,63 +179,35 @@ impl<'s> Groups<'s> {
         best.map(|(node, _)| *node)
     }
 
-    /// The group to take the next unit from.
-    fn best(&self, policy: Policy, left: usize, node: Option<u32>) -> Option<usize> {
-        let anchor = self.groups.iter().filter(|group| group.mine > 0);
-        let anchors: Vec<&Group<'_>> = anchor.collect();
-        let node = node.or_else(|| {
-            anchors
-                .first()
-                .and_then(|group| group.member.hca.numa_node())
-        });
-        let mut candidates: Vec<usize> = (0..self.groups.len()).collect();
-        candidates.retain(|at| {
-            self.groups
-                .get(*at)
-                .is_some_and(|group| !group.free.is_empty())
-        });
-        candidates.into_iter().min_by_key(|at| {
-            let Some(group) = self.groups.get(*at) else {
-                return Cost::MAX;
-            };
-            let away = node.is_some() && group.member.hca.numa_node() != node;
-            let used = group.all.saturating_sub(group.free.len());
-            let distance: usize = anchors
-                .iter()
-                .filter_map(|other| self.snapshot.distance(group.member, other.member))
-                .map(|distance| usize::from(distance.class.rank()))
-                .sum();
-            let [first, second] = match policy {
-                Policy::Spread | Policy::Pack => [group.mine, usize::from(away)],
-                Policy::Numa => [usize::from(away), group.mine],
-                // The HCA that already serves this container, else one that can serve it all.
-                Policy::SameHca => [
-                    usize::MAX - group.mine,
-                    usize::from(group.free.len() < left),
-                ],
-            };
-            let load = if policy == Policy::Pack {
-                usize::MAX - used
-            } else {
-                used
-            };
-            Cost([first, second, distance, load, *at])
-        })
-    }
-
-    fn take(&mut self, at: usize) -> Option<String> {
-        let group = self.groups.get_mut(at)?;
-        group.mine += 1;
-        group.free.pop().cloned()
+    /// Takes a unit from the group that costs least; `left` are still to be chosen.
+    fn take_best(&mut self, policy: Policy, left: usize, node: Option<u32>) -> Option<String> {
+        let node = node.or_else(|| self.chosen_node());
+        let groups = self.groups.iter().enumerate();
+        let free = groups.filter(|(_, group)| !group.free.is_empty());
+        let (at, _) = free.min_by_key(|(_, group)| group.cost(policy, left, node))?;
+        let unit = self.groups.get_mut(at)?.free.pop()?.clone();
+        self.note_chosen(at);
+        Some(unit)
     }
 }
 
-/// What a group costs; the first difference decides.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Cost([usize; 5]);
-
-impl Cost {
-    const MAX: Self = Self([usize::MAX; 5]);
+impl Group<'_> {
+    /// What a unit of this group costs; the first difference decides.
+    fn cost(&self, policy: Policy, left: usize, node: Option<u32>) -> [usize; 4] {
+        let away = usize::from(node.is_some() && self.member.hca.numa_node() != node);
+        let used = self.all.saturating_sub(self.free.len());
+        let [first, second] = match policy {
+            Policy::Spread | Policy::Pack => [self.mine, away],
+            Policy::Numa => [away, self.mine],
+            // The HCA that already serves this container, else one that can serve it all.
+            Policy::SameHca => [usize::MAX - self.mine, usize::from(self.free.len() < left)],
+        };
+        let load = match policy {
+            Policy::Pack => usize::MAX - used,
+            _ => used,
+        };
+        [first, second, self.distance, load]
+    }
 }
 
 /// Whole HCAs chosen together by their places; `None` where the machine does not show them.

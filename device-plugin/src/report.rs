@@ -20,7 +20,7 @@ use crate::events::Trigger;
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::{AllocationCounts, State};
 use crate::kubelet::session::NO_STREAM;
-use crate::pool_state::Transitions;
+use crate::plan::Transitions;
 use crate::reader::{Late, Readers};
 use crate::reclaim;
 use crate::snapshot::{Member, Snapshot};
@@ -233,7 +233,12 @@ impl Report {
             numa_node: member.hca.numa_node(),
             nodes: member.nodes.iter().map(|node| node.path.clone()).collect(),
             healthy: member.health.is_healthy(),
-            reason: member.health.reason().map(ToString::to_string),
+            reasons: member
+                .health
+                .reasons()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
         };
         let held = self.allocated.as_ref().map(|allocated| {
             let mut held: BTreeMap<_, Vec<String>> = BTreeMap::new();

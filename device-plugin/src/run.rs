@@ -38,7 +38,7 @@ use crate::reclaim;
 use crate::sessions::{Common, Sessions};
 use crate::state_files::StateFiles;
 use crate::telemetry::http::ReportPages;
-use daemon::{Daemon, Known, Signals};
+use daemon::{Daemon, Helpers, Inputs, Signals};
 pub(crate) use settings::Settings;
 
 /// How long the kubelet may take at the start to say who holds what.
@@ -159,14 +159,19 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         start,
         sessions,
         watched,
-        Known {
-            held: known.clone(),
-            ask,
-            found,
-            node_socket,
-            pods: pods.clone(),
-            readers: readers.clone(),
-        },
+        (
+            Inputs {
+                heard,
+                held: known.clone(),
+                found,
+            },
+            Helpers {
+                ask,
+                node_socket,
+                pods: pods.clone(),
+                readers: readers.clone(),
+            },
+        ),
         files,
         memory,
     );
@@ -211,7 +216,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         services.spawn(http::serve(address, details, pages, stop.clone()));
     }
     let ended = daemon
-        .run(&triggers, heard, asked.scans, &mut signals, &mut services)
+        .run(&triggers, asked.scans, &mut signals, &mut services)
         .await;
     stop.cancel();
     let over = async { while services.join_next().await.is_some() {} };

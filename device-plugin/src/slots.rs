@@ -90,10 +90,10 @@ mod tests {
     fn member(index: usize, numa_node: Option<u32>, healthy: bool) -> Member {
         let address = format!("0000:{index:02x}:00.0");
         Member {
-            health: match healthy {
-                true => Health::Healthy,
-                false => Health::Unhealthy(UnhealthyReason::Gone),
-            },
+            health: (!healthy)
+                .then_some(UnhealthyReason::Gone)
+                .into_iter()
+                .into(),
             ..Member::example(Hca {
                 pci: Some(function(&address, numa_node)),
                 ..named(&address, &[])
@@ -146,7 +146,7 @@ mod tests {
     fn a_broken_hca_makes_a_free_slot_unhealthy_and_a_bound_one_its_own() {
         let mut members = vec![member(1, Some(0), true), member(2, Some(0), true)];
         let before = assign(&members, &[], &BTreeSet::new(), &[]);
-        members[0].health = Health::Unhealthy(UnhealthyReason::Gone);
+        members[0].health = Health::from([UnhealthyReason::Gone]);
         let held = BTreeSet::from([0]);
         let healthy =
             |slots: &[Slot]| -> Vec<bool> { slots.iter().map(|s| s.health.is_healthy()).collect() };
@@ -182,7 +182,7 @@ mod tests {
                 .map(|(number, node)| Slot {
                     number,
                     numa_node: Some(*node),
-                    health: Health::Healthy,
+                    health: Health::default(),
                     bound: None,
                 })
                 .collect();

@@ -63,43 +63,38 @@ pub struct DeviceNode {
     pub path: String,
 }
 
-/// Whether an HCA can be used, and why not.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Health {
-    /// It can.
-    Healthy,
-    /// It cannot.
-    Unhealthy(UnhealthyReason),
-}
+/// All that keeps an HCA from being used, worst first; nothing if it can be used.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Health(Vec<UnhealthyReason>);
 
-/// Why an HCA cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// Why an HCA cannot be used. The order is the rank: the first one is the worst.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnhealthyReason {
     /// It was there and is not any more.
     Gone,
     /// It is there, but not for this pool any more.
     Excluded,
+    /// Another pool offered it, and which pods hold it is to be asked.
+    Handover(String),
+    /// Another pool chooses HCAs of this one, and which of them it has is decided late.
+    Overlap(String),
+    /// The namespace mode of the RDMA subsystem does not allow what the pool is for.
+    NetnsMode(String),
+    /// What the pool waits for is not there yet.
+    WaitFor(String),
     /// It is there, and an attribute of it cannot be read: what was read and what the kernel said.
     Unreadable(String),
-    /// What the pool waits for is not there yet.
-    Gate(String),
-    /// A node that the pool requires is missing.
-    Node(String),
+    /// What containers would need to get it could not be put in place.
+    Delivery(String),
+    /// Its netdev returned from a pod that left a child on it.
+    Child(String),
+    /// A device node that the pool requires is missing.
+    DeviceNode(String),
     /// No port can carry traffic.
     Port(String),
     /// A port that can, but has changed too often of late.
     Flapping(String),
-    /// What containers would need to get it could not be put in place.
-    Delivery(String),
-    /// The namespace mode of the RDMA subsystem does not allow what the pool is for.
-    NetnsMode(String),
-    /// Another pool chooses HCAs of this one, and which of them it has is decided late.
-    Overlap(String),
-    /// Another pool offered it, and which pods hold it is to be asked.
-    Handover(String),
-    /// Its netdev returned from a pod that left a child on it.
-    Child(String),
 }
 
 impl fmt::Display for UnhealthyReason {
@@ -108,9 +103,9 @@ impl fmt::Display for UnhealthyReason {
             UnhealthyReason::Gone => formatter.write_str("not seen on this host any more"),
             UnhealthyReason::Excluded => formatter.write_str("not chosen for this pool any more"),
             UnhealthyReason::Unreadable(reason)
-            | UnhealthyReason::Gate(reason)
+            | UnhealthyReason::WaitFor(reason)
             | UnhealthyReason::Delivery(reason)
-            | UnhealthyReason::Node(reason)
+            | UnhealthyReason::DeviceNode(reason)
             | UnhealthyReason::Port(reason)
             | UnhealthyReason::Flapping(reason)
             | UnhealthyReason::Overlap(reason)
@@ -130,31 +125,66 @@ impl Member {
 
     /// Whether another pool offered it until a moment ago.
     pub fn waits_for_kubelet(&self) -> bool {
-        matches!(self.health, Health::Unhealthy(UnhealthyReason::Handover(_)))
+        self.health
+            .has(|reason| matches!(reason, UnhealthyReason::Handover(_)))
     }
 
     /// Whether its nodes can be handed over, whatever its ports do.
     pub fn is_deliverable(&self) -> bool {
-        matches!(
-            self.health,
-            Health::Healthy
-                | Health::Unhealthy(UnhealthyReason::Port(_) | UnhealthyReason::Flapping(_))
-        )
+        self.health.obstacle().is_none()
+    }
+}
+
+impl<T: IntoIterator<Item = UnhealthyReason>> From<T> for Health {
+    fn from(reasons: T) -> Self {
+        let mut health = Self::default();
+        reasons.into_iter().for_each(|reason| health.add(reason));
+        health
     }
 }
 
 impl Health {
     /// Whether it can be used.
     pub fn is_healthy(&self) -> bool {
-        *self == Health::Healthy
+        self.0.is_empty()
     }
 
-    /// Why it cannot.
-    pub fn reason(&self) -> Option<&UnhealthyReason> {
-        match self {
-            Health::Healthy => None,
-            Health::Unhealthy(reason) => Some(reason),
+    /// Why it cannot, worst first.
+    pub fn reasons(&self) -> &[UnhealthyReason] {
+        &self.0
+    }
+
+    /// The worst of the reasons.
+    pub fn worst(&self) -> Option<&UnhealthyReason> {
+        self.0.first()
+    }
+
+    /// The worst of the reasons that keep a container from getting it; what its ports do is none.
+    pub fn obstacle(&self) -> Option<&UnhealthyReason> {
+        self.0.iter().find(|reason| {
+            !matches!(
+                reason,
+                UnhealthyReason::Port(_) | UnhealthyReason::Flapping(_)
+            )
+        })
+    }
+
+    /// Whether there is such a reason.
+    pub fn has(&self, is_one: impl Fn(&UnhealthyReason) -> bool) -> bool {
+        self.0.iter().any(is_one)
+    }
+
+    /// Adds a reason.
+    pub fn add(&mut self, reason: UnhealthyReason) {
+        let place = self.0.partition_point(|known| *known < reason);
+        if self.0.get(place) != Some(&reason) {
+            self.0.insert(place, reason);
         }
+    }
+
+    /// Removes such reasons.
+    pub fn remove(&mut self, is_one: impl Fn(&UnhealthyReason) -> bool) {
+        self.0.retain(|reason| !is_one(reason));
     }
 }
 
@@ -270,10 +300,10 @@ impl Snapshot {
     pub fn undeliverable(&self, reason: &str) -> Self {
         let mut spoilt = self.clone();
         for member in &mut spoilt.members {
-            member.health = Health::Unhealthy(UnhealthyReason::Delivery(reason.into()));
+            member.health.add(UnhealthyReason::Delivery(reason.into()));
         }
         for slot in &mut spoilt.slots {
-            slot.health = Health::Unhealthy(UnhealthyReason::Delivery(reason.into()));
+            slot.health.add(UnhealthyReason::Delivery(reason.into()));
         }
         spoilt
     }
@@ -315,14 +345,14 @@ impl Snapshot {
             }
             Ok(UnitId::Pool { pool, .. }) if pool == self.tag => {
                 let present = self.members.iter().filter(|member| {
-                    !matches!(
-                        member.health,
-                        Health::Unhealthy(
+                    !member.health.has(|reason| {
+                        matches!(
+                            reason,
                             UnhealthyReason::Gone
                                 | UnhealthyReason::Excluded
                                 | UnhealthyReason::Handover(_)
                         )
-                    )
+                    })
                 });
                 present.map(|member| member.hca.id.clone()).collect()
             }
@@ -444,7 +474,7 @@ mod tests {
                 hca: Arc::new(hca),
                 nodes: Vec::new(),
                 slots: 1,
-                health: Health::Healthy,
+                health: Health::default(),
             }
         }
     }
@@ -464,12 +494,12 @@ mod tests {
     fn a_unit_that_is_no_longer_offered_stands_for_its_hcas() {
         let tag = PoolTag::of("rdma/a");
         let (near, far) = ("0000:3b:00.0", "0000:d8:00.0");
-        let port_down = Health::Unhealthy(UnhealthyReason::Port("down".into()));
+        let port_down = Health::from([UnhealthyReason::Port("down".into())]);
         let members = [
-            (near, Health::Healthy),
+            (near, Health::default()),
             (far, port_down),
-            ("0000:5e:00.0", Health::Unhealthy(UnhealthyReason::Gone)),
-            ("0000:5f:00.0", Health::Unhealthy(UnhealthyReason::Excluded)),
+            ("0000:5e:00.0", Health::from([UnhealthyReason::Gone])),
+            ("0000:5f:00.0", Health::from([UnhealthyReason::Excluded])),
         ];
         for sharing in [
             Sharing::Pooled { units: Some(2) },

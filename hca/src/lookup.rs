@@ -2,7 +2,7 @@
 //!
 //! A network plugin has one netdev, one PCI address or one auxiliary device and a tenth of a
 //! millisecond. Each function here reads the directories around that object only. The one
-//! exception is stated at [`ports_of_netdev`].
+//! exception is stated at [`hardware_of_netdev`].
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -127,7 +127,17 @@ fn has_several_ports(host: &Host, rdma_device: &str) -> Result<bool> {
     Ok(rdma::port_numbers(&directory)?.len() > 1)
 }
 
-/// The RDMA ports through which a netdev's traffic can go; empty if it is not RDMA-capable.
+/// The RDMA hardware that a netdev belongs to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RdmaHardware {
+    /// Ports through which its traffic can go, in order; empty if it is not RDMA-capable.
+    pub ports: Vec<PortId>,
+    /// HCAs by the names that units have for them: the hardware of the netdev or of those below
+    /// it, and that of its ports, which can be another PCI function's.
+    pub hcas: BTreeSet<HcaId>,
+}
+
+/// Finds a netdev's RDMA hardware.
 ///
 /// A netdev on RDMA hardware has that hardware's port. A bond, VLAN, macvlan, ipvlan or IPoIB
 /// child has the ports of the netdevs below it. Otherwise the RDMA devices that have no netdev on
@@ -138,25 +148,35 @@ fn has_several_ports(host: &Host, rdma_device: &str) -> Result<bool> {
 /// [`host::Error::Missing`] if the netdev is not in this network namespace,
 /// [`host::Error::BadName`] if the name cannot be a netdev's; [`host::Error::Read`] if sysfs
 /// cannot be read.
-pub fn ports_of_netdev(host: &Host, name: &str) -> Result<Vec<PortId>> {
-    let mut ports = BTreeSet::new();
-    collect_ports(host, &netdev::outline(host, name)?, MAX_STACK, &mut ports)?;
-    Ok(ports.into_iter().collect())
+pub fn hardware_of_netdev(host: &Host, name: &str) -> Result<RdmaHardware> {
+    let (mut ports, mut hcas) = (BTreeSet::new(), BTreeSet::new());
+    collect(host, name, MAX_STACK, &mut ports, &mut hcas)?;
+    for port in &ports {
+        hcas.extend(present(hca_of_rdma_device(host, &port.device))?.flatten());
+    }
+    Ok(RdmaHardware {
+        ports: ports.into_iter().collect(),
+        hcas,
+    })
 }
 
 /// Netdevs can be stacked only eight deep (`MAX_NEST_DEV`, `include/linux/netdevice.h`).
 const MAX_STACK: u32 = 8;
 
-fn collect_ports(
+fn collect(
     host: &Host,
-    netdev: &Netdev,
+    name: &str,
     depth: u32,
     ports: &mut BTreeSet<PortId>,
+    hcas: &mut BTreeSet<HcaId>,
 ) -> Result<()> {
-    let lowers = below(host, netdev)?;
+    let (directory, netdev) = netdev::outline(host, name)?;
+    let parent = Parent::of(host, &directory)?;
+    hcas.extend(parent.as_ref().and_then(Parent::hca));
     // An IPoIB child stands on the same hardware as its parent, but does not show its port.
-    if !(netdev.is_ipoib() && netdev.is_child()) {
-        let found = hardware_ports(host, netdev)?;
+    let is_ipoib_child = netdev.is_ipoib() && netdev.is_child();
+    if let Some(parent) = parent.filter(|_| !is_ipoib_child) {
+        let found = hardware_ports(host, &parent, &netdev)?;
         if !found.is_empty() {
             ports.extend(found);
             return Ok(());
@@ -164,23 +184,21 @@ fn collect_ports(
     }
     let before = ports.len();
     if let Some(depth) = depth.checked_sub(1) {
-        for lower in lowers {
-            if let Some(lower) = present(netdev::outline(host, &lower))? {
-                collect_ports(host, &lower, depth, ports)?;
-            }
+        for lower in below(host, &directory, &netdev)? {
+            present(collect(host, &lower, depth, ports, hcas))?;
         }
     }
     if ports.len() == before {
-        ports.extend(parentless(host, netdev)?);
+        ports.extend(parentless(host, &netdev)?);
     }
     Ok(())
 }
 
 /// Names of the netdevs that a netdev stands on. IPoIB has no such links; there it is the
 /// netdev that `iflink` points at.
-fn below(host: &Host, netdev: &Netdev) -> Result<Vec<String>> {
+fn below(host: &Host, directory: &Path, netdev: &Netdev) -> Result<Vec<String>> {
     if !(netdev.is_ipoib() && netdev.is_child()) {
-        return Ok(netdev.lowers.clone());
+        return Ok(netdev::neighbours(directory)?.0);
     }
     for name in host::names(&host.class("net"))? {
         if netdev::ifindex(host, &name)? == Some(netdev.iflink) && netdev::is_ipoib(host, &name)? {
@@ -191,14 +209,9 @@ fn below(host: &Host, netdev: &Netdev) -> Result<Vec<String>> {
 }
 
 /// Ports of the RDMA devices on the same hardware that belong to this netdev.
-fn hardware_ports(host: &Host, netdev: &Netdev) -> Result<Vec<PortId>> {
-    let directory = host.class_entry("netdev", "net", &netdev.name)?;
-    let devices = match Parent::of(host, &directory)? {
-        Some(parent) => data_devices(&parent)?,
-        None => Vec::new(),
-    };
+fn hardware_ports(host: &Host, parent: &Parent, netdev: &Netdev) -> Result<Vec<PortId>> {
     let mut ports = Vec::new();
-    for device in devices {
+    for device in data_devices(parent)? {
         let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
         else {
             continue;
@@ -288,37 +301,6 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
         }
     }
     Ok(ports)
-}
-
-/// The HCAs that a netdev belongs to, by the names that units have for them: the hardware of the
-/// netdev itself, or of those below it, and that of its RDMA `ports`, which can be another PCI
-/// function's. Reads the parents only.
-///
-/// # Errors
-/// [`host::Error::Missing`] if the netdev is not in this network namespace; [`host::Error::Read`]
-/// if sysfs cannot be read.
-pub fn hcas_of_netdev(host: &Host, name: &str, ports: &[PortId]) -> Result<BTreeSet<HcaId>> {
-    let mut hcas = BTreeSet::new();
-    let mut layer = vec![netdev::outline(host, name)?];
-    for _ in 0..=MAX_STACK {
-        let mut below_layer = Vec::new();
-        for netdev in layer {
-            let directory = present(host.class_entry("netdev", "net", &netdev.name))?;
-            let Some(directory) = directory else { continue };
-            if let Some(parent) = Parent::of(host, &directory)? {
-                hcas.extend(parent.hca());
-                continue;
-            }
-            for lower in below(host, &netdev)? {
-                below_layer.extend(present(netdev::outline(host, &lower))?);
-            }
-        }
-        layer = below_layer;
-    }
-    for port in ports {
-        hcas.extend(present(hca_of_rdma_device(host, &port.device))?.flatten());
-    }
-    Ok(hcas)
 }
 
 /// The HCA that an RDMA device belongs to; `None` for a device with neither hardware nor node

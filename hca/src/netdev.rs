@@ -3,7 +3,7 @@
 //! `/sys/class/net` shows the network namespace that mounted this sysfs: a netdev that was moved
 //! into a pod is not here, though its RDMA device still is in shared mode.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -129,7 +129,10 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
     let parent = Parent::of(host, &directory)?;
     let text = |attribute| host::attribute(&directory, attribute);
     let outline = place(&directory, name)?;
+    let (lowers, uppers) = neighbours(&directory)?;
     let netdev = Netdev {
+        lowers,
+        uppers,
         permanent_mac: permanent_mac(&directory, outline.mac.as_ref())?,
         mtu: host::parsed(&directory, "mtu")?.unwrap_or(0),
         operstate: text("operstate")?.unwrap_or_else(|| "unknown".to_owned()),
@@ -152,20 +155,19 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
 }
 
 /// What determines a netdev's place among others and the RDMA port it belongs to: name, indexes,
-/// link type, address, port, neighbours. The rest is left empty; reading that costs three times as
-/// much.
+/// link type, address, port; with its real directory. The rest is left empty; reading that costs
+/// three times as much.
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) fn outline(host: &Host, name: &str) -> Result<Netdev> {
+pub(crate) fn outline(host: &Host, name: &str) -> Result<(PathBuf, Netdev)> {
     let directory = host.class_entry("netdev", "net", name)?;
     let netdev = place(&directory, name)?;
     host.class_entry("netdev", "net", name)?;
-    Ok(netdev)
+    Ok((directory, netdev))
 }
 
 fn place(directory: &Path, name: &str) -> Result<Netdev> {
-    let (lowers, uppers) = neighbours(directory)?;
     Ok(Netdev {
         name: name.to_owned(),
         ifindex: host::parsed(directory, "ifindex")?.unwrap_or(0),
@@ -174,8 +176,6 @@ fn place(directory: &Path, name: &str) -> Result<Netdev> {
         mac: host::parsed(directory, "address")?,
         dev_port: dev_port(directory)?,
         phys_port_name: host::attribute(directory, "phys_port_name")?,
-        lowers,
-        uppers,
         ..Netdev::default()
     })
 }
@@ -210,7 +210,7 @@ fn kind(directory: &Path) -> Result<Option<String>> {
 }
 
 /// Names behind the `lower_<name>` and the `upper_<name>` links.
-fn neighbours(directory: &Path) -> Result<(Vec<String>, Vec<String>)> {
+pub(crate) fn neighbours(directory: &Path) -> Result<(Vec<String>, Vec<String>)> {
     let (mut lowers, mut uppers) = (Vec::new(), Vec::new());
     for name in host::unsorted_names(directory)? {
         if let Some(lower) = name.strip_prefix("lower_") {

@@ -17,9 +17,13 @@ fn captured(name: &str) -> (tempfile::TempDir, Tree, Inventory) {
     for device in inventory.rdma_devices() {
         for port in &device.ports {
             let Some(netdev) = &port.netdev else { continue };
-            let ports = hca::lookup::ports_of_netdev(&tree.host(), netdev).unwrap();
+            let found = hca::lookup::hardware_of_netdev(&tree.host(), netdev).unwrap();
             let own = |one: &PortId| (&one.device, one.port) == (&device.name, port.number);
-            assert!(ports.iter().any(own), "{} is not on {netdev}", device.name);
+            assert!(
+                found.ports.iter().any(own),
+                "{} is not on {netdev}",
+                device.name
+            );
         }
     }
     (directory, tree, inventory)

@@ -456,7 +456,10 @@ fn an_hca_with_several_netdevs_has_a_network_for_each_cabled_port() {
     }
     assert_eq!(planes.matches("\"port\"").count(), 4, "{planes}");
     let cabled = valid(&of_machine("", ports::cabled_on_port_2), &options);
-    assert!(cabled.contains("\"port\": 2") && !cabled.contains("-p2"), "{cabled}");
+    assert!(
+        cabled.contains("\"port\": 2") && !cabled.contains("-p2"),
+        "{cabled}"
+    );
     let xdr = valid(&of_machine("", ports::xdr_with_smi), &options);
     assert!(!xdr.contains("\"port\"") && !xdr.contains("smi1"), "{xdr}");
 }

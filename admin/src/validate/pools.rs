@@ -5,7 +5,7 @@ use rdma_device_plugin::cli::Defaults;
 use rdma_device_plugin::config::{self, Config, PoolConfig, Sharing};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
 use rdma_device_plugin::pool::{self, Excluded, Pools, Reason};
-use rdma_device_plugin::snapshot::{Health, Member, Snapshot, UnhealthyReason};
+use rdma_device_plugin::snapshot::{Member, Snapshot, UnhealthyReason};
 use rdma_device_plugin::words::word;
 use serde_json::{Value, json};
 
@@ -40,12 +40,12 @@ pub(super) fn check(
     let contested = contested.map(ToString::to_string);
     let snapshots = here.into_iter().flat_map(|here| &here.snapshots);
     let overlapping = snapshots.filter_map(|snapshot| {
-        snapshot.members().iter().find_map(|one| match &one.health {
-            Health::Unhealthy(UnhealthyReason::Overlap(reason)) => {
-                Some(format!("{}: {reason}", snapshot.resource()))
-            }
-            _ => None,
-        })
+        let mut reasons = snapshot
+            .members()
+            .iter()
+            .flat_map(|one| one.health.reasons());
+        let reason = reasons.find(|reason| is_overlap(reason))?;
+        Some(format!("{}: {reason}", snapshot.resource()))
     });
     let required = config.pools.iter().filter(|pool| !pool.optional);
     let unusable = here.map(|here| required.filter_map(|pool| unusable(pool, here)));
@@ -110,24 +110,25 @@ fn members_of<'a>(pool: &PoolConfig, here: &'a Pools) -> &'a [Member] {
     snapshot.map(Snapshot::members).unwrap_or_default()
 }
 
+fn is_overlap(reason: &UnhealthyReason) -> bool {
+    matches!(reason, UnhealthyReason::Overlap(_))
+}
+
 fn title(member: &Member) -> String {
     let names = member.hca.rdma_names().join(" ");
     let title = format!("{names} ({})", member.hca.id);
-    match &member.health {
-        Health::Healthy => title,
-        Health::Unhealthy(reason) => format!("{title} unhealthy: {reason}"),
+    let reasons = member.health.reasons().iter();
+    let reasons: Vec<String> = reasons.map(ToString::to_string).collect();
+    match reasons.is_empty() {
+        true => title,
+        false => format!("{title} unhealthy: {}", reasons.join("; ")),
     }
 }
 
 /// Why no pod can get an HCA of this pool here, unless another error says it.
 fn unusable(pool: &PoolConfig, here: &Pools) -> Option<String> {
     let members = members_of(pool, here);
-    let is_said = |member: &Member| {
-        matches!(
-            member.health,
-            Health::Healthy | Health::Unhealthy(UnhealthyReason::Overlap(_))
-        )
-    };
+    let is_said = |member: &Member| member.health.is_healthy() || member.health.has(is_overlap);
     let excluded = here.excluded.iter();
     let excluded = excluded.filter(|one| one.resource == pool.resource);
     let excluded: Vec<&Excluded> = excluded.collect();

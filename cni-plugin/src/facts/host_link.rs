@@ -7,7 +7,11 @@ use std::{
 
 use attachment::node::Node;
 use cni_wire::Code;
-use hca::{HcaId, Host, NetnsMode, PortId, lookup, uplink::Why};
+use hca::{
+    HcaId, Host, NetnsMode, PortId,
+    lookup::{self, RdmaHardware},
+    uplink::Why,
+};
 use netlink::{
     Socket,
     link::{self, By, Link},
@@ -113,20 +117,15 @@ impl HostLink {
         network: &mut NodeNetwork,
     ) -> Result<HostLink, Error> {
         let shown = link.name.to_string();
-        let rdma = match lookup::ports_of_netdev(roots, &shown) {
-            Ok(ports) => ports,
+        let RdmaHardware { ports: rdma, hcas } = match lookup::hardware_of_netdev(roots, &shown) {
+            Ok(hardware) => hardware,
             // Not in this sysfs: a netdev that sysfs does not show has no RDMA device there either.
-            Err(e) if e.is_missing() => Vec::new(),
+            Err(e) if e.is_missing() => RdmaHardware::default(),
             Err(e) => return Err(unreadable(&e)),
         };
         let mode = match rdma.as_slice() {
             [] => None,
             _ => hca::netns_mode(roots).map_err(|e| unreadable(&e))?,
-        };
-        let hcas = match lookup::hcas_of_netdev(roots, &shown, &rdma) {
-            Ok(hcas) => hcas,
-            Err(e) if e.is_missing() => BTreeSet::new(),
-            Err(e) => return Err(unreadable(&e)),
         };
         let pkeys = match rdma.as_slice() {
             [port] if link.is_infiniband() => {

@@ -20,7 +20,7 @@ use crate::device_nodes::HcaDevices;
 use crate::events::Trigger;
 use crate::node_paths::NodePaths;
 use crate::report::Report;
-use crate::snapshot::{Health, Member, UnhealthyReason};
+use crate::snapshot::{Member, UnhealthyReason};
 
 /// A slot's file to be written.
 struct SlotFile {
@@ -154,12 +154,12 @@ fn with_devices(known: &Member, devices: &HcaDevices, rule: &NodeRule) -> Result
             known.hca.rdma_names().join(", ")
         ));
     }
-    let health = match (lacking, &known.health) {
-        (Some(lacking), _) => Health::Unhealthy(UnhealthyReason::Node(lacking)),
-        // The node that the last scan missed is there.
-        (None, Health::Unhealthy(UnhealthyReason::Node(_))) => Health::Healthy,
-        (None, health) => health.clone(),
-    };
+    let mut health = known.health.clone();
+    // A node that the last scan missed may be there.
+    health.remove(|reason| matches!(reason, UnhealthyReason::DeviceNode(_)));
+    if let Some(lacking) = lacking {
+        health.add(UnhealthyReason::DeviceNode(lacking));
+    }
     let member = Member {
         nodes,
         health,

@@ -181,7 +181,7 @@ pub(super) fn choose<'b>(
 
 /// Why HCAs of a pool cannot be given, each reason once.
 fn unhealthy(members: &[Member]) -> String {
-    let reasons = members.iter().filter_map(|member| member.health.reason());
+    let reasons = members.iter().filter_map(|member| member.health.worst());
     let reasons: BTreeSet<String> = reasons.map(ToString::to_string).collect();
     reasons.iter().map(|reason| format!("; {reason}")).collect()
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::store::Binding;
 use crate::config::{NodeClass, PoolConfig, Sharing};
 use crate::deliver::{env, nodes};
-use crate::snapshot::{Health, Member, UnhealthyReason};
+use crate::snapshot::{Member, UnhealthyReason};
 
 /// Vendor and class of all slots.
 const KIND: &str = "rdma-device-plugin/slot";
@@ -87,11 +87,11 @@ fn variables(pool: &PoolConfig, members: &[&Member], gid_index: Option<u32>) -> 
 
 /// Why an HCA's nodes cannot be given to a container, if so.
 pub(crate) fn obstacle(member: &Member) -> Option<String> {
-    match &member.health {
-        // The slot is bound to it, whatever the pool would choose now.
-        Health::Unhealthy(UnhealthyReason::Excluded) => {}
-        Health::Unhealthy(reason) if !member.is_deliverable() => return Some(reason.to_string()),
-        _ => {}
+    let mut health = member.health.clone();
+    // The slot is bound to it, whatever the pool would choose now.
+    health.remove(|reason| *reason == UnhealthyReason::Excluded);
+    if let Some(reason) = health.obstacle() {
+        return Some(reason.to_string());
     }
     let has_verbs = !member.paths(NodeClass::Uverbs).is_empty();
     (!has_verbs && member.nodes.is_empty()).then(|| "it has no device node".to_owned())
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::candidate::example::{named, virtual_function};
     use crate::config::{Late, ResourceName};
-    use crate::snapshot::{DeviceNode, UnhealthyReason};
+    use crate::snapshot::{DeviceNode, Health};
 
     fn member(index: u32) -> Member {
         let node = |class, path: String| DeviceNode { class, path };
@@ -281,12 +281,12 @@ mod tests {
     fn an_hca_without_nodes_is_not_given() {
         assert_eq!(obstacle(&member(0)), None);
         let gone = Member {
-            health: Health::Unhealthy(UnhealthyReason::Gone),
+            health: Health::from([UnhealthyReason::Gone]),
             ..member(0)
         };
         assert!(obstacle(&gone).unwrap().contains("not seen"));
         let down = Member {
-            health: Health::Unhealthy(UnhealthyReason::Port("down".into())),
+            health: Health::from([UnhealthyReason::Port("down".into())]),
             ..member(0)
         };
         assert_eq!(obstacle(&down), None);

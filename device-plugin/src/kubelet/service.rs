@@ -212,7 +212,7 @@ fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) ->
         };
         if let Some(member) = member {
             members.push(member);
-            if let Some(why) = member.health.reason() {
+            if let Some(why) = member.health.worst() {
                 reason = format!(" ({why})");
             }
         }

@@ -1,5 +1,6 @@
 //! Which units a pod holds, decided on what the kubelet lists and what its checkpoint says.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use kubelet_api::client::{Held, PodDevices};
@@ -111,15 +112,14 @@ fn of_uid<'v>(
 /// The kubelet lists none or several.
 pub(crate) fn holder(resource: &str, ids: &[String], view: &View) -> Result<Pod, Failure> {
     let holds = |listed: &&PodDevices| {
-        listed.held.iter().any(|held| {
-            // A container's devices with another NUMA node are an entry of their own.
-            let of_container = listed
-                .held
-                .iter()
-                .filter(|other| other.container == held.container && other.resource == resource);
-            let own: Vec<&String> = of_container.flat_map(|other| &other.ids).collect();
-            ids.iter().all(|id| own.contains(&id))
-        })
+        // A container's devices with another NUMA node are an entry of their own.
+        let mut of_containers: BTreeMap<&str, HashSet<&String>> = BTreeMap::new();
+        for held in listed.held.iter().filter(|held| held.resource == resource) {
+            let own = of_containers.entry(&held.container).or_default();
+            own.extend(&held.ids);
+        }
+        let mut containers = of_containers.values();
+        containers.any(|own| ids.iter().all(|id| own.contains(id)))
     };
     let holders: Vec<&PodDevices> = view.pods.iter().filter(holds).collect();
     let units = ids.join(", ");
@@ -154,20 +154,22 @@ pub(crate) fn holder(resource: &str, ids: &[String], view: &View) -> Result<Pod,
 /// One entry for each container and resource, in the kubelet's order, each unit once.
 fn allocations(units: Vec<Unit<'_>>) -> Vec<Allocation> {
     let mut entries: Vec<Allocation> = Vec::new();
+    let mut places: HashMap<(&str, &str), usize> = HashMap::new();
+    let mut listed: HashSet<(usize, &str)> = HashSet::new();
     for (held, id) in units {
-        let known = entries
-            .iter_mut()
-            .find(|entry| entry.container == held.container && entry.resource == held.resource);
-        match known {
-            Some(entry) if entry.units.iter().any(|unit| unit == id) => {}
-            Some(entry) => entry.units.push(id.to_owned()),
-            None => entries.push(Allocation {
+        let place = places.entry((&held.container, &held.resource));
+        let at = *place.or_insert_with(|| {
+            entries.push(Allocation {
                 container: held.container.clone(),
                 resource: held.resource.clone(),
-                units: vec![id.to_owned()],
+                units: Vec::new(),
                 hcas: None,
                 pool: None,
-            }),
+            });
+            entries.len() - 1
+        });
+        if let Some(entry) = entries.get_mut(at).filter(|_| listed.insert((at, id))) {
+            entry.units.push(id.to_owned());
         }
     }
     entries

@@ -55,6 +55,96 @@ fn hcas(snapshot: &Snapshot, chosen: &[String]) -> Vec<usize> {
     chosen.iter().map(place).collect()
 }
 
+/// The best unit each time, found by computing the cost of every group from nothing.
+fn exhaustive(
+    snapshot: &Snapshot,
+    free: &[String],
+    required: &[String],
+    size: usize,
+) -> Vec<String> {
+    let (Sharing::Slots { policy, .. } | Sharing::Exclusive { policy }) = snapshot.pool().sharing
+    else {
+        panic!("a pool without a policy");
+    };
+    let member = |id: &String| match snapshot.unit(id) {
+        Some(Unit::Member(member)) => Some(member),
+        _ => None,
+    };
+    let mut chosen: Vec<String> = required.iter().take(size).cloned().collect();
+    let mut free: Vec<&String> = free.iter().filter(|id| !required.contains(id)).collect();
+    free.retain(|id| member(id).is_some());
+    free.sort_by_key(|id| (id.len(), id.as_str()));
+    let numa_nodes = || -> Option<u32> {
+        let nodes = snapshot
+            .members()
+            .iter()
+            .filter_map(|one| one.hca.numa_node());
+        let nodes: BTreeSet<u32> = nodes.collect();
+        let best = nodes.into_iter().max_by_key(|node| {
+            let units = free.iter().filter_map(|id| member(id));
+            let units = units.filter(|one| one.hca.numa_node() == Some(*node));
+            let hcas: BTreeSet<_> = units.clone().map(|one| &one.hca.id).collect();
+            let units = units.count();
+            (units.min(size), hcas.len().min(size), units, Reverse(*node))
+        });
+        best.filter(|_| !free.is_empty())
+    };
+    let chosen_node = |chosen: &[String]| {
+        let mut members = snapshot.members().iter();
+        members
+            .find(|one| {
+                chosen
+                    .iter()
+                    .any(|id| member(id).is_some_and(|m| m == *one))
+            })?
+            .hca
+            .numa_node()
+    };
+    let fixed = match policy {
+        Policy::Numa => chosen_node(&chosen).or_else(numa_nodes),
+        _ => None,
+    };
+    while chosen.len() < size {
+        let node = fixed.or_else(|| chosen_node(&chosen));
+        let of = |hca: &Member, ids: &[&String]| {
+            ids.iter()
+                .filter(|id| member(id).is_some_and(|one| one == hca))
+                .count()
+        };
+        let all: Vec<&String> = chosen.iter().collect();
+        let best = snapshot
+            .members()
+            .iter()
+            .filter(|one| of(one, &free) > 0)
+            .min_by_key(|one| {
+                let (mine, left) = (of(one, &all), of(one, &free));
+                let away = usize::from(node.is_some() && one.hca.numa_node() != node);
+                let others = snapshot
+                    .members()
+                    .iter()
+                    .filter(|other| of(other, &all) > 0);
+                let distances = others.filter_map(|other| snapshot.distance(one, other));
+                let distance: usize = distances.map(|one| usize::from(one.class.rank())).sum();
+                let used = usize::try_from(one.slots).unwrap() - left;
+                match policy {
+                    Policy::Spread => [mine, away, distance, used],
+                    Policy::Pack => [mine, away, distance, usize::MAX - used],
+                    Policy::Numa => [away, mine, distance, used],
+                    Policy::SameHca => {
+                        let serves_all = left >= size - chosen.len();
+                        [usize::MAX - mine, usize::from(!serves_all), distance, used]
+                    }
+                }
+            });
+        let Some(best) = best else { break };
+        let at = free
+            .iter()
+            .position(|id| member(id).is_some_and(|one| one == best));
+        chosen.push(free.remove(at.unwrap()).clone());
+    }
+    chosen
+}
+
 /// Four NICs, two on each NUMA node, below switches of their own.
 fn four_nics(tree: &Tree) {
     for (index, bus) in ["1a", "2a", "9a", "aa"].iter().enumerate() {
@@ -276,6 +366,7 @@ proptest::proptest! {
     #[test]
     fn advice_is_a_subset_of_what_is_free_and_always_the_same(
         keep in proptest::collection::vec(proptest::bool::ANY, 16),
+        include in 0usize..3,
         size in 0usize..20,
         policy in 0usize..4,
     ) {
@@ -290,13 +381,15 @@ pools:
         ));
         let free: Vec<String> =
             all(&snapshot).into_iter().zip(keep).filter(|(_, keep)| *keep).map(|(id, _)| id).collect();
-        let chosen = prefer(&snapshot, &free, &[], size);
+        let required: Vec<String> = free.iter().rev().take(include).cloned().collect();
+        let chosen = prefer(&snapshot, &free, &required, size);
         proptest::prop_assert_eq!(chosen.len(), size.min(free.len()));
         proptest::prop_assert!(chosen.iter().all(|id| free.contains(id)));
         let different: BTreeSet<&String> = chosen.iter().collect();
         proptest::prop_assert_eq!(different.len(), chosen.len());
         let mut turned = free.clone();
         turned.reverse();
-        proptest::prop_assert_eq!(prefer(&snapshot, &turned, &[], size), chosen);
+        proptest::prop_assert_eq!(prefer(&snapshot, &turned, &required, size), chosen.clone());
+        proptest::prop_assert_eq!(exhaustive(&snapshot, &free, &required, size), chosen);
     }
 }

@@ -1,14 +1,14 @@
 //! The loop that owns what changes.
 //!
 //! ```text
-//!   start, timer, event, pods, port due, container, SIGHUP, other configuration
-//!                      │ want(reason)
-//!                      ▼
-//!   idle ───────▶ scanning ──────── ended ───────▶ take in: bindings, pools, linkUp,
-//!    ▲              │    ▲                         files of the node, CDI files, sessions
-//!    │              │    └─ hangs at one object: scan again without it
-//!    │              └ late: who waits gets the reason             │
-//!    └──────────────── another scan if wanted ◀───── publish, answer who waits
+//!   start, timer, event, container, SIGHUP, other configuration      pods, binding, child, port due
+//!                      │ want(reason)                                        │
+//!                      ▼                                                     ▼
+//!   idle ───────▶ scanning ──────── ended ─────▶ host = scan ───────────▶ replan: plan(), then act:
+//!    ▲              │    ▲                                                files of the node, CDI files,
+//!    │              │    └─ hangs at one object: scan again without it    sessions, linkUp
+//!    │              └ late: who waits gets the reason                        │
+//!    └──────────────── another scan if wanted ◀───────────── publish, answer who waits
 //!
 //!   SIGTERM, or a task that ended ──▶ who waits is answered, sessions end
 //! ```
@@ -28,7 +28,6 @@ use node_wire::status::ConfigurationStatus;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::Interval;
 use tracing::Level;
 
 use super::settings::Settings;
@@ -37,12 +36,13 @@ use crate::config::Config;
 use crate::config::last_good::{Kept, REJECTED, Start};
 use crate::deliver::device_info;
 use crate::events::{Trigger, Triggers};
+use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::service::Waiting;
 use crate::links::Links;
 use crate::node_socket::NodeSocket;
 use crate::node_socket::pods::{self, Pods};
-use crate::pool_state::PoolStates;
+use crate::plan::{History, Plan, World};
 use crate::reader::{Late, Reader, Readers};
 use crate::reclaim::Counts;
 use crate::remarks::Said;
@@ -57,14 +57,43 @@ const PULSE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a turn of the loop waits for a file. What takes longer is as it was before.
 const FILE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What other tasks find out beside the scans of the host.
-pub(super) struct Known {
+/// What other tasks find out.
+pub(super) struct Inputs {
+    /// Events.
+    pub(super) heard: mpsc::Receiver<Trigger>,
     /// Who holds what.
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
-    /// Notified, that is found out soon.
-    pub(super) ask: Arc<Notify>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
+}
+
+impl Inputs {
+    /// Waits until one of them is new, and returns which. Can be dropped at any time.
+    async fn next(&mut self) -> Trigger {
+        tokio::select! {
+            Some(trigger) = self.heard.recv() => trigger,
+            Ok(()) = self.held.changed() => Trigger::Pods,
+            Ok(()) = self.found.changed() => Trigger::Child,
+            else => std::future::pending().await,
+        }
+    }
+}
+
+/// What happens at a time of its own.
+#[derive(Debug, Clone, Copy)]
+enum Due {
+    Pulse,
+    LateScan,
+    Tidy,
+    Plan,
+    ScanOfPlan,
+    Rescan,
+}
+
+/// What other tasks do for the loop.
+pub(super) struct Helpers {
+    /// Notified, who holds what is asked soon.
+    pub(super) ask: Arc<Notify>,
     /// How the node's socket is doing.
     pub(super) node_socket: NodeSocket,
     /// Asks the kubelet who holds what.
@@ -128,11 +157,6 @@ struct Scans {
     last: Instant,
     /// What hung when it started.
     hung: Vec<Hung>,
-    /// When to scan again because a port will have been up or down for long enough.
-    due: Option<Instant>,
-    netns_mode: Option<hca::NetnsMode>,
-    /// What could not be read at the last scan, beside RDMA devices.
-    faults: Vec<String>,
 }
 
 impl Scans {
@@ -145,9 +169,6 @@ impl Scans {
             waiting_next: Vec::new(),
             last: started,
             hung: Vec::new(),
-            due: None,
-            netns_mode: None,
-            faults: Vec::new(),
         }
     }
 }
@@ -159,7 +180,11 @@ pub(super) struct Daemon {
     config: Config,
     config_file: ConfigFile,
     scans: Scans,
-    pool_states: PoolStates,
+    /// The last scan.
+    host: Option<Arc<HostSnapshot>>,
+    world: World,
+    history: History,
+    plan: Plan,
     sessions: Sessions,
     /// Interface indexes whose link changes matter.
     watched: watch::Sender<BTreeSet<u32>>,
@@ -167,8 +192,14 @@ pub(super) struct Daemon {
     links: Links,
     /// Files for the CNI plugin and the next daemon.
     files: StateFiles,
-    known: Known,
-    allocated: Option<Arc<AllocatedUnits>>,
+    helpers: Helpers,
+    inputs: Inputs,
+    /// When the loop turns at the latest.
+    pulse: Instant,
+    /// When the host is scanned without an event.
+    rescan: Option<Instant>,
+    /// When files that no pod uses are removed.
+    tidy: Option<Instant>,
     readers: LoopReaders,
     /// When the loop turned last.
     turned: watch::Sender<Instant>,
@@ -182,11 +213,11 @@ impl Daemon {
         start: Start,
         mut sessions: Sessions,
         watched: watch::Sender<BTreeSet<u32>>,
-        known: Known,
+        (inputs, helpers): (Inputs, Helpers),
         files: StateFiles,
         memory: Memory,
     ) -> Self {
-        let readers = known.readers.clone();
+        let readers = helpers.readers.clone();
         let started = Instant::now();
         let Start {
             config,
@@ -210,8 +241,8 @@ impl Daemon {
             keep,
         };
         sessions.follow(&config);
-        let allocated = known.held.borrow().clone();
-        let node_socket = known.node_socket.clone();
+        let allocated = inputs.held.borrow().clone();
+        let node_socket = helpers.node_socket.clone();
         let report = Report::new(started, state, node_socket, readers.clone());
         let daemon = Self {
             readers: LoopReaders::new(readers, &settings),
@@ -220,14 +251,23 @@ impl Daemon {
             config,
             config_file,
             scans: Scans::new(started),
-            pool_states: PoolStates::new(memory),
+            host: None,
+            world: World {
+                allocated,
+                ..World::default()
+            },
+            history: History::new(memory),
+            plan: Plan::default(),
             sessions,
             watched,
             node_watch: Watch::default(),
             links: Links::default(),
             files,
-            allocated,
-            known,
+            helpers,
+            inputs,
+            pulse: started,
+            rescan: None,
+            tidy: None,
             turned: watch::Sender::new(started),
             said: Said::default(),
             report: watch::Sender::new(Arc::new(report)),
@@ -245,90 +285,60 @@ impl Daemon {
         self.turned.subscribe()
     }
 
-    /// Scans whenever there is a reason to, until a signal or the end of a task.
+    /// Decides whenever there is a reason to, until a signal or the end of a task.
     pub(super) async fn run(
         mut self,
         triggers: &Triggers,
-        mut heard: mpsc::Receiver<Trigger>,
         mut asked: mpsc::Receiver<Waiting>,
         signals: &mut Signals,
         services: &mut JoinSet<()>,
     ) -> anyhow::Result<()> {
         self.watch_configuration(triggers).await;
+        self.rescan = after(self.config.rescan);
         self.want(Trigger::Start);
-        let mut rescan = interval(self.config.rescan);
-        let mut tidy = None;
-        let mut pulse = interval(Some(PULSE_INTERVAL));
         let ended = loop {
             self.turned.send_replace(Instant::now());
-            let late = self.scans.current.as_ref().and_then(Scan::deadline);
-            let reason = tokio::select! {
+            let (at, due) = self.next_due();
+            let trigger = tokio::select! {
                 signal = signals.next() => match signal {
                     Some(signal) => {
                         tracing::info!(signal, "stopping");
                         break Ok(());
                     }
-                    None => Trigger::Signal,
+                    None => Some(Trigger::Signal),
                 },
                 outcome = Scan::ended(&mut self.scans.current) => {
                     self.scan_ended(outcome, triggers).await;
-                    continue;
+                    None
                 }
-                () = until(late.map(Into::into)) => {
-                    self.look_at_scan();
-                    continue;
-                }
-                () = tick(&mut pulse) => {
-                    self.note_late_reads();
-                    self.files.compare();
-                    self.publish();
-                    continue;
-                }
-                Some(reason) = heard.recv() => self.gather(reason, &mut heard).await,
+                trigger = self.inputs.next() => self.heard(trigger).await,
+                () = tokio::time::sleep_until(at.into()) => self.turn(due),
                 Some(waiting) = asked.recv() => {
                     self.wait_for_scan(waiting);
-                    continue;
+                    None
                 }
-                () = until(tidy) => {
-                    tidy = None;
-                    self.tidy();
-                    continue;
-                }
-                // Set anew by the scan that it asks for.
-                () = until(self.scans.due.map(Into::into)) => {
-                    self.scans.due = None;
-                    Trigger::Damping
-                }
-                () = tick(&mut rescan) => Trigger::Timer,
-                Ok(()) = self.known.held.changed() => {
-                    self.tidy();
-                    // What was too new to be removed is not any more by then.
-                    let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;
-                    tidy = Some(tokio::time::Instant::now() + later);
-                    Trigger::Pods
-                }
-                Ok(()) = self.known.found.changed() => {
-                    let children = self.known.found.borrow().children.clone();
-                    if children == self.pool_states.children {
-                        self.publish();
-                        continue;
-                    }
-                    self.pool_states.children = children;
-                    Trigger::Child
-                }
-                Some(()) = self.sessions.ended() => continue,
+                Some(()) = self.sessions.ended() => None,
                 Some(_) = services.join_next() => {
                     break Err(anyhow::anyhow!("a task of the daemon ended by itself"));
                 }
             };
-            let asked_for = matches!(reason, Trigger::Configuration | Trigger::Signal);
-            let changed = self.watch_configuration(triggers).await;
-            if (asked_for || changed) && self.reload().await {
-                rescan = interval(self.config.rescan);
-                // Once it is known what pods held when it changed.
-                tidy = Some(tokio::time::Instant::now() + pods::UP_TO_DATE_INTERVAL);
+            match trigger {
+                Some(trigger) if trigger.is_of_host() => {
+                    let asked_for = matches!(trigger, Trigger::Configuration | Trigger::Signal);
+                    let changed = self.watch_configuration(triggers).await;
+                    if (asked_for || changed) && self.reload().await {
+                        self.rescan = after(self.config.rescan);
+                        // Once it is known what pods held when it changed.
+                        self.tidy = after(Some(pods::UP_TO_DATE_INTERVAL));
+                    }
+                    self.want(trigger);
+                }
+                Some(_) => {
+                    self.replan().await;
+                    self.publish();
+                }
+                None => {}
             }
-            self.want(reason);
         };
         // Calls that wait for a scan end now; the scan itself cannot be ended.
         drop((
@@ -340,15 +350,91 @@ impl Daemon {
         ended
     }
 
+    /// What happens next without anything new.
+    fn next_due(&self) -> (Instant, Due) {
+        let late = self.scans.current.as_ref().and_then(Scan::deadline);
+        let times = [
+            (late, Due::LateScan),
+            (self.tidy, Due::Tidy),
+            (self.plan.due, Due::Plan),
+            (self.plan.scan_due, Due::ScanOfPlan),
+            (self.rescan, Due::Rescan),
+        ];
+        let times = times.into_iter().filter_map(|(at, due)| Some((at?, due)));
+        let times = times.chain([(self.pulse, Due::Pulse)]);
+        times
+            .min_by_key(|(at, _)| *at)
+            .unwrap_or((self.pulse, Due::Pulse))
+    }
+
+    /// Does it, and returns why to decide anew, if so.
+    fn turn(&mut self, due: Due) -> Option<Trigger> {
+        match due {
+            Due::Pulse => {
+                self.pulse = Instant::now() + PULSE_INTERVAL;
+                self.note_late_reads();
+                self.files.compare();
+                self.publish();
+                None
+            }
+            Due::LateScan => {
+                self.look_at_scan();
+                None
+            }
+            Due::Tidy => {
+                self.tidy = None;
+                self.tidy();
+                None
+            }
+            // Both are set anew by what follows.
+            Due::Plan => {
+                self.plan.due = None;
+                Some(Trigger::Damping)
+            }
+            Due::ScanOfPlan => {
+                self.plan.scan_due = None;
+                Some(Trigger::Timer)
+            }
+            Due::Rescan => {
+                self.rescan = after(self.config.rescan);
+                Some(Trigger::Timer)
+            }
+        }
+    }
+
+    /// Takes in what is new, and returns why to decide anew, if so.
+    async fn heard(&mut self, trigger: Trigger) -> Option<Trigger> {
+        match trigger {
+            Trigger::Pods => {
+                self.tidy();
+                // What was too new to be removed is not any more by then.
+                let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;
+                self.tidy = after(Some(later));
+                Some(trigger)
+            }
+            Trigger::Child => {
+                let children = self.inputs.found.borrow().children.clone();
+                if children == self.world.children {
+                    self.publish();
+                    return None;
+                }
+                self.world.children = children;
+                Some(trigger)
+            }
+            _ => Some(self.gather(trigger).await),
+        }
+    }
+
     /// Publishes the state, and logs the remarks that are new.
     fn publish(&mut self) {
         let pools = self.config.pools.iter();
         let pools = pools.filter_map(|pool| self.sessions.report(&pool.resource));
-        let excluded = &self.pool_states.excluded;
+        let excluded = &self.plan.excluded;
+        let host = self.host.as_deref();
         let remarks = [
-            self.pool_states.remarks.as_slice(),
+            self.plan.remarks.as_slice(),
             self.links.faults(),
-            &self.scans.faults,
+            host.map_or(&[], |host| &host.faults),
             &self.files.faults(),
         ]
         .concat();
@@ -361,17 +447,17 @@ impl Daemon {
             started: self.started,
             config: self.config_file.state.clone(),
             scans: self.scans.counts.clone(),
-            netns_mode: self.scans.netns_mode,
+            netns_mode: host.and_then(|host| host.inventory.netns_mode),
             pools: pools.collect(),
             excluded: excluded.iter().map(ToString::to_string).collect(),
             remarks,
-            transitions: self.pool_states.transitions.clone(),
-            allocated: self.allocated.clone(),
-            reclaim: self.known.found.borrow().clone(),
-            node_socket: self.known.node_socket.clone(),
+            transitions: self.history.transitions.clone(),
+            allocated: self.world.allocated.clone(),
+            reclaim: self.inputs.found.borrow().clone(),
+            node_socket: self.helpers.node_socket.clone(),
             readers: self.readers.all.clone(),
             topology: self.config.topology.clone(),
-            bindings: self.pool_states.bindings.clone(),
+            bindings: self.world.bindings.clone(),
         }));
     }
 }
@@ -408,26 +494,7 @@ impl Signals {
     }
 }
 
-fn interval(every: Option<Duration>) -> Option<Interval> {
-    let every = every?;
-    let first = tokio::time::Instant::now().checked_add(every)?;
-    let mut ticks = tokio::time::interval_at(first, every);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    Some(ticks)
-}
-
-async fn tick(interval: &mut Option<Interval>) {
-    match interval {
-        Some(ticks) => {
-            ticks.tick().await;
-        }
-        None => std::future::pending().await,
-    }
-}
-
-async fn until(moment: Option<tokio::time::Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
-        None => std::future::pending().await,
-    }
+/// That long from now; never where the clock cannot hold it.
+fn after(time: Option<Duration>) -> Option<Instant> {
+    Instant::now().checked_add(time?)
 }

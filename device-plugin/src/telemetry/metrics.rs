@@ -87,7 +87,7 @@ fn of_hcas(report: &Report) -> Vec<Family> {
     let mut reasons = Vec::new();
     for pool in &report.pools {
         for member in pool.snapshot.iter().flat_map(|snapshot| snapshot.members()) {
-            if let Some(reason) = member.health.reason() {
+            for reason in member.health.reasons() {
                 let labels = vec![
                     ("resource", pool.resource.to_string()),
                     ("hca", member.hca.id.to_string()),

@@ -50,9 +50,8 @@ fn an_rdma_function_beside_its_nic_is_found_by_its_gids() {
     assert_eq!(names(&inventory.hca(&hca).unwrap().netdevs), ["ens192"]);
     let found = hca::lookup::on_hca(&machine.tree.host(), &hca).unwrap();
     assert_eq!(names(&found.netdevs), ["ens192"]);
-    let ports = hca::lookup::ports_of_netdev(&machine.tree.host(), "ens192").unwrap();
-    let hcas = hca::lookup::hcas_of_netdev(&machine.tree.host(), "ens192", &ports).unwrap();
-    assert!(hcas.contains(&hca), "{hcas:?}");
+    let found = hca::lookup::hardware_of_netdev(&machine.tree.host(), "ens192").unwrap();
+    assert!(found.hcas.contains(&hca), "{found:?}");
 }
 
 #[test]

@@ -209,8 +209,8 @@ fn a_bond_has_the_port_of_the_device_that_spans_it() {
     assert_eq!(spanning.netdevs.len(), 1);
     assert_eq!(spanning.bond_names, ["bond0", "ens1f1np1"]);
     for upper in ["bond0", "bond0.7"] {
-        let hcas = hca::lookup::hcas_of_netdev(&machine.tree.host(), upper, &[]).unwrap();
-        assert!(hcas.contains(&hca), "{upper}: {hcas:?}");
+        let found = hca::lookup::hardware_of_netdev(&machine.tree.host(), upper).unwrap();
+        assert!(found.hcas.contains(&hca), "{upper}: {found:?}");
     }
 }
 

@@ -41,8 +41,8 @@ impl Machine {
     }
 
     fn ports_of(&self, netdev: &str) -> Vec<String> {
-        let ports = hca::lookup::ports_of_netdev(&self.tree.host(), netdev).unwrap();
-        ports.iter().map(PortId::to_string).collect()
+        let found = hca::lookup::hardware_of_netdev(&self.tree.host(), netdev).unwrap();
+        found.ports.iter().map(PortId::to_string).collect()
     }
 
     fn on_pci(&self, address: &str) -> (Vec<String>, Vec<String>) {

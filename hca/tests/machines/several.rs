@@ -78,9 +78,8 @@ fn a_port_can_have_the_netdev_of_another_function() {
     let hca = card(&inventory);
     assert_eq!(data_ports(hca), [(1, "ens1f0np0"), (2, "ens1f1np1")]);
     assert_eq!(machine.ports_of("ens1f1np1"), ["mlx5_0/2"]);
-    let ports = hca::lookup::ports_of_netdev(&machine.tree.host(), "ens1f1np1").unwrap();
-    let hcas = hca::lookup::hcas_of_netdev(&machine.tree.host(), "ens1f1np1", &ports).unwrap();
-    assert!(hcas.contains(&hca.id), "{hcas:?}");
+    let found = hca::lookup::hardware_of_netdev(&machine.tree.host(), "ens1f1np1").unwrap();
+    assert!(found.hcas.contains(&hca.id), "{found:?}");
     // A pod has one of them.
     machine.tree.hide_netdev("ens1f1np1");
     let inventory = machine.inventory();

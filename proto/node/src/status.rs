@@ -125,8 +125,8 @@ pub struct HcaStatus {
     pub nodes: Vec<String>,
     /// Whether its units are healthy.
     pub healthy: bool,
-    /// Why they are not.
-    pub reason: Option<String>,
+    /// Why they are not, worst first.
+    pub reasons: Vec<String>,
 }
 
 /// Units that a container holds.

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use e2e::daemon::{Daemon, Machine};
+use e2e::daemon::{Daemon, Machine, sockets};
 use e2e::kubelet::{Kubelet, Pod};
+use kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
+use kubelet_api::deviceplugin::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
 use nix::sys::signal::Signal;
 
 #[derive(Debug, Parser)]
@@ -188,6 +190,16 @@ fn main() -> Result<ExitCode> {
     print("| what | value | budget |");
     print("|---|---|---|");
     let mut within = true;
+    let mut preferred = Vec::new();
+    for _ in 0..arguments.rounds {
+        preferred.push(advice()?);
+    }
+    within &= row(
+        "GetPreferredAllocation, 20,000 of 50 HCAs × 1000 shares",
+        median(&mut preferred).unwrap_or_default().as_secs_f64() * 1000.0,
+        "ms",
+        Some(50.0),
+    );
     for (hcas, slots, start, memory, proof) in [
         (8, 1000, Some(300.0), Some(12.0), Some(1.0)),
         (100, 100, None, None, None),
@@ -262,6 +274,38 @@ fn main() -> Result<ExitCode> {
     Ok(match arguments.check && !within {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
+    })
+}
+
+/// How long the daemon takes to say which 20,000 of 50,000 shares a pod should have.
+fn advice() -> Result<Duration> {
+    let machine = Machine::with_hcas(50)?;
+    let kubelet = machine.kubelet()?;
+    let _daemon = machine.daemon(&config(1000))?;
+    kubelet.wait_allocatable(RESOURCE, 50_000, WAIT_TIMEOUT)?;
+    let directory = machine.settings().device_plugins;
+    let socket = sockets(&directory)?.pop().context("no socket")?;
+    let socket = format!("unix://{}", directory.join(socket).display());
+    let question = ContainerPreferredAllocationRequest {
+        available_device_i_ds: kubelet.devices(RESOURCE).into_keys().collect(),
+        must_include_device_i_ds: Vec::new(),
+        allocation_size: 20_000,
+    };
+    let question = PreferredAllocationRequest {
+        container_requests: vec![question],
+    };
+    kubelet.runtime().block_on(async {
+        let mut plugin = DevicePluginClient::connect(socket).await?;
+        let asked = Instant::now();
+        let answer = plugin
+            .get_preferred_allocation(question)
+            .await?
+            .into_inner();
+        let took = asked.elapsed();
+        let mut chosen = answer.container_responses.into_iter();
+        let chosen = chosen.next().context("no answer")?.device_i_ds;
+        ensure!(chosen.len() == 20_000, "{} units", chosen.len());
+        Ok(took)
     })
 }
 

@@ -50,6 +50,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(no_container_starts_after_a_failed_scan, Root),
+    case!(a_delay_ends_though_the_host_cannot_be_scanned, Root),
     case!(
         an_untrusted_file_of_known_hcas_changes_nothing_for_pods,
         Root
@@ -446,6 +447,25 @@ fn no_container_starts_after_a_failed_scan() -> Result<()> {
     fs::write(&mode, text)?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     kubelet.run_options("default/pod", "main")?;
+    Ok(())
+}
+
+/// What is known is decided anew when its time has come, whatever a scan would say.
+fn a_delay_ends_though_the_host_cannot_be_scanned() -> Result<()> {
+    let scene = Scene::new(&format!("{EXCLUSIVE}health: {{upDelay: 3s}}\n"))?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    let tree = &scene.machine.tree;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    tree.set_port_state("mlx5_1", 1, "1: DOWN", "3: Disabled");
+    scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
+    tree.set_port_state("mlx5_1", 1, "4: ACTIVE", "5: LinkUp");
+    scene.until("/status", &daemon, |_, body| body.contains("active again"))?;
+    let mode = tree.path("/sys/module/ib_core/parameters/netns_mode");
+    fs::remove_file(&mode)?;
+    fs::create_dir(&mode)?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    ensure!(daemon.log().contains("cannot scan the host"), "{}", daemon.log());
     Ok(())
 }
 

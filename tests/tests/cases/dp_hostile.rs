@@ -316,7 +316,7 @@ fn an_hca_that_hangs_is_unhealthy_and_the_others_go_on() -> Result<()> {
         .collect();
     assert_eq!(healthy, [HCAS[0]]);
     let status: serde_json::Value = serde_json::from_str(&scene.get("/status")?.1)?;
-    let reason = status["pools"][0]["hcas"][1]["reason"].to_string();
+    let reason = status["pools"][0]["hcas"][1]["reasons"].to_string();
     ensure!(reason.contains("mlx5_1/ports/1/rate"), "{reason}");
     let (ready, said) = scene.get("/readyz")?;
     ensure!(
@@ -499,7 +499,7 @@ fn an_attribute_that_cannot_be_read_blinds_one_hca() -> Result<()> {
     let hcas = read["pools"][0]["hcas"].as_array().context("no HCAs")?;
     assert_eq!(hcas[0]["healthy"], true);
     ensure!(
-        hcas[1]["reason"]
+        hcas[1]["reasons"][0]
             .as_str()
             .is_some_and(|why| why.contains("mlx5_1/ports/1/state")),
         "{status}"

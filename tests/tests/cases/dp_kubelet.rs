@@ -2,11 +2,11 @@
 //! register with, whatever happens to either, and a container gets the devices
 //! that it was allocated.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use e2e::case;
 use e2e::harness::Case;
 use e2e::kubelet::{Container, Kubelet, Misbehaviour, Pod};
@@ -23,6 +23,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_container_of_a_time_before_late_binding_restarts, Root),
     case!(two_units_are_two_hcas, Root),
     case!(ten_thousand_units_are_listed, Root),
+    case!(twenty_thousand_shares_are_allocated_at_once, Root),
     case!(a_hundred_restarts_of_the_kubelet, Root),
     case!(a_kubelet_that_comes_late_is_waited_for, Root),
     case!(a_kubelet_that_refuses_is_asked_again, Root),
@@ -202,6 +203,27 @@ fn ten_thousand_units_are_listed() -> Result<()> {
     let config = r#"{"configList": [
         {"resourceName": "hca", "rdmaHcaMax": 10000, "devices": ["rdma0"]}]}"#;
     registered(config, SHARED_RESOURCE, 10_000).map(drop)
+}
+
+fn twenty_thousand_shares_are_allocated_at_once() -> Result<()> {
+    const HCAS: u32 = 50;
+    let machine = Machine::with_hcas(HCAS)?;
+    let kubelet = machine.kubelet()?;
+    let config = "version: 1\npools:\n- resource: rdma/hca\n  mode: shared\n  slots: 1000\n  select: {linkTypes: [ether]}\n";
+    let daemon = machine.daemon(config)?;
+    wait(&kubelet, &daemon, SHARED_RESOURCE, 50_000)?;
+    let started = Instant::now();
+    let ids = admit(&kubelet, "pod", SHARED_RESOURCE, 20_000)?;
+    // The stand-in and the machine that runs this take most of it.
+    let took = started.elapsed();
+    ensure!(took < Duration::from_secs(5), "{took:?}");
+    let mut shares: BTreeMap<&str, usize> = BTreeMap::new();
+    for hca in ids.iter().filter_map(|id| id.split('_').next()) {
+        *shares.entry(hca).or_default() += 1;
+    }
+    let even = shares.values().all(|shares| *shares == 400);
+    ensure!(even && shares.len() == 50, "{shares:?}");
+    Ok(())
 }
 
 /// At arbitrary moments, while pods start and end: a pod keeps what it had, and the

@@ -28,7 +28,7 @@ fn offer(lay: impl FnOnce(&Tree), config: &Config) -> Offer {
     let pools = pools(config, &seen, &[]);
     let members = pools.snapshots[0].members().iter();
     let mut hcas: Vec<String> = members
-        .inspect(|member| assert_eq!(member.health, Health::Healthy, "{}", member.hca.id))
+        .inspect(|member| assert_eq!(member.health, Health::default(), "{}", member.hca.id))
         .flat_map(|member| member.hca.rdma_names())
         .map(str::to_owned)
         .collect();
@@ -201,7 +201,7 @@ fn aws_p5_offers_efa_by_verbs_nodes_alone() {
     let pools = node.pools(&native(&[
         "resource: rdma/efa, mode: exclusive, select: { drivers: [efa] }",
     ]));
-    let Health::Unhealthy(reason) = &pools.snapshots[0].members()[0].health else {
+    let Some(reason) = pools.snapshots[0].members()[0].health.worst() else {
         panic!("healthy without rdma_cm");
     };
     let reason = reason.to_string();

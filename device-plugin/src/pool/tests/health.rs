@@ -50,7 +50,7 @@ fn an_hca_whose_netdev_carries_a_child_is_unhealthy() {
     let members = pools.snapshots[0].members().iter();
     let health: Vec<Health> = members.map(|member| member.health.clone()).collect();
     let child = UnhealthyReason::Child("ens2 carries one".into());
-    assert_eq!(health, [Health::Healthy, Health::Unhealthy(child)]);
+    assert_eq!(health, [Health::default(), Health::from([child])]);
 }
 
 #[test]
@@ -93,8 +93,7 @@ fn ports_decide_health_and_are_named() {
     });
     let config = native(&["resource: rdma/a, mode: exclusive, select: { functions: [pf] }"]);
     let pools = node.pools(&config);
-    let Health::Unhealthy(UnhealthyReason::Port(reason)) = &pools.snapshots[0].members()[0].health
-    else {
+    let [UnhealthyReason::Port(reason)] = pools.snapshots[0].members()[0].health.reasons() else {
         panic!("{:?}", pools.snapshots[0].members()[0].health);
     };
     assert_eq!(
@@ -263,7 +262,7 @@ fn what_disappears_stays_listed_and_comes_back() {
     );
     assert_eq!(
         after[0].members()[1].health,
-        Health::Unhealthy(UnhealthyReason::Gone)
+        Health::from([UnhealthyReason::Gone])
     );
     assert!(!after[0].lists_the_same(&before[0]));
     seen.inventory.hcas.push(gone);

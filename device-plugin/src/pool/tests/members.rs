@@ -112,8 +112,8 @@ fn sharing_is_off_while_the_rdma_subsystem_gives_devices_away_whole() {
         }
     );
     assert!(matches!(
-        &pools.snapshots[0].members()[0].health,
-        Health::Unhealthy(UnhealthyReason::NetnsMode(reason)) if reason.contains("rdma system set netns shared")
+        pools.snapshots[0].members()[0].health.worst(),
+        Some(UnhealthyReason::NetnsMode(reason)) if reason.contains("rdma system set netns shared")
     ));
     assert_eq!(
         pools.snapshots[1].count(),

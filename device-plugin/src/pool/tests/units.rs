@@ -188,7 +188,7 @@ fn slots_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
 fn one_message_holds_the_list_whatever_is_asked_for() {
     let member = |index: u32| Member {
         slots: MAX_UNITS,
-        health: Health::Unhealthy(UnhealthyReason::Gone),
+        health: Health::from([UnhealthyReason::Gone]),
         ..Member::example(Hca {
             pci: Some(function("0000:3b:00.0", Some(255))),
             ..named(&format!("{}.sf.{}", "a".repeat(30), u32::MAX - index), &[])

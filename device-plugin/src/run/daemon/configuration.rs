@@ -53,11 +53,11 @@ impl Daemon {
     /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
-        let asked = self.known.pods.allocated(HOLDINGS_TIMEOUT);
+        let asked = self.helpers.pods.allocated(HOLDINGS_TIMEOUT);
         // The kubelet's checkpoint may be on a disk that does not answer.
         if let Ok(Ok(allocated)) = timeout(2 * HOLDINGS_TIMEOUT, asked).await {
-            let allocated = allocated.with_names_of(self.allocated.as_deref());
-            self.allocated = Some(Arc::new(allocated));
+            let allocated = allocated.with_names_of(self.world.allocated.as_deref());
+            self.world.allocated = Some(Arc::new(allocated));
         }
         self.config_file.state.error = None;
         let old = std::mem::replace(&mut self.config, config);
@@ -69,7 +69,7 @@ impl Daemon {
                 .cloned()
         };
         let new = &self.config;
-        self.pool_states
+        self.history
             .keep_only(|name| pool(&old, name) == pool(new, name));
         self.sessions.follow(&self.config);
         self.config_file.state.format = self.config.format.to_string();
@@ -80,9 +80,9 @@ impl Daemon {
     /// Who holds what is asked every now and then, and for each changed configuration: the newer answer
     /// counts, also if both say the same.
     pub(super) fn take_newest_allocated(&mut self) {
-        let polled = self.known.held.borrow().clone();
-        let known = [polled, self.allocated.take()].into_iter().flatten();
-        self.allocated = known.max_by_key(|allocated| allocated.asked().at);
+        let polled = self.inputs.held.borrow().clone();
+        let known = [polled, self.world.allocated.take()].into_iter().flatten();
+        self.world.allocated = known.max_by_key(|allocated| allocated.asked().at);
     }
 
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link

@@ -28,14 +28,15 @@ impl Daemon {
             });
             (obstacle.flatten(), paths.store().read())
         });
-        self.pool_states.bindings_unread = true;
+        self.world.bindings_unread = true;
         let Ok((obstacle, bindings)) = read.await else {
             return;
         };
-        self.pool_states.cdi_obstacle = obstacle;
-        self.pool_states.bindings_unread = bindings.is_err();
+        self.world.cdi_obstacle = obstacle;
+        self.world.bindings_unread = bindings.is_err();
         match bindings {
-            Ok(bindings) => self.pool_states.set_bindings(bindings),
+            Ok(bindings) if *self.world.bindings == bindings => {}
+            Ok(bindings) => self.world.bindings = Arc::new(bindings),
             Err(error) => {
                 tracing::error!(%error, "cannot read the bindings of slots; what was known stays in force")
             }
@@ -45,7 +46,7 @@ impl Daemon {
     /// Puts CDI specifications in place, before the kubelet hears of the units in them. A pool
     /// whose specification cannot be written has nothing to give.
     pub(super) async fn write_specifications(&self) -> Vec<Arc<Snapshot>> {
-        let snapshots = self.pool_states.snapshots.clone();
+        let snapshots = self.plan.pools.clone();
         let directory = self.settings.paths.cdi_dir.clone();
         let write = move |snapshots: Vec<Arc<Snapshot>>| {
             hca::host::show(&directory);
@@ -85,7 +86,7 @@ impl Daemon {
     /// Removes what was put in place for units that no pod holds any more.
     pub(super) fn tidy(&mut self) {
         self.take_newest_allocated();
-        let Some(allocated) = self.allocated.clone() else {
+        let Some(allocated) = self.world.allocated.clone() else {
             return;
         };
         let asked = allocated.asked().time;

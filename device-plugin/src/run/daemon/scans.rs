@@ -1,10 +1,7 @@
 //! Scans of the host: started, late, ended, and what follows from one.
 
-use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use hca::HcaId;
-use tokio::sync::mpsc;
 
 use super::Daemon;
 use crate::config::Gate;
@@ -12,7 +9,7 @@ use crate::events::{Trigger, Triggers};
 use crate::host_snapshot::HostSnapshot;
 use crate::kubelet::service::Waiting;
 use crate::links;
-use crate::pool_state::GATE_INTERVAL;
+use crate::plan::{GATE_INTERVAL, plan};
 use crate::reader::Late;
 use crate::run::node_files;
 use crate::scan::Scan;
@@ -33,19 +30,17 @@ fn answer(waiting: impl Iterator<Item = Waiting>, outcome: &Result<(), String>) 
 impl Daemon {
     /// Waits a moment for what follows an event, and keeps scans at a distance from each other. A
     /// new configuration outweighs all that is heard with it.
-    pub(super) async fn gather(
-        &self,
-        first: Trigger,
-        heard: &mut mpsc::Receiver<Trigger>,
-    ) -> Trigger {
+    pub(super) async fn gather(&mut self, first: Trigger) -> Trigger {
         let settle = match first {
             Trigger::Configuration => CONFIGURATION_GATHER_INTERVAL,
             _ => GATHER_INTERVAL.max(MIN_SCAN_INTERVAL.saturating_sub(self.scans.last.elapsed())),
         };
         tokio::time::sleep(settle).await;
+        // The one that asks for most.
+        let weight = |reason: Trigger| (reason == Trigger::Configuration, reason.is_of_host());
         let mut reason = first;
-        while let Ok(another) = heard.try_recv() {
-            if another == Trigger::Configuration {
+        while let Ok(another) = self.inputs.heard.try_recv() {
+            if weight(another) > weight(reason) {
                 reason = another;
             }
         }
@@ -157,7 +152,11 @@ impl Daemon {
             Ok(seen) => {
                 self.scans.counts.error = None;
                 self.scans.counts.done = true;
-                self.take_in(&seen, now).await;
+                let netdevs = seen.inventory.netdevs.iter();
+                let indexes = netdevs.map(|netdev| netdev.ifindex).collect();
+                self.watched.send_replace(indexes);
+                self.host = Some(Arc::new(seen));
+                self.replan().await;
                 Ok(())
             }
             Err(error) => {
@@ -181,33 +180,43 @@ impl Daemon {
             tracing::error!(error, "cannot scan the host; what was known stays in force");
             self.scans.counts.error = Some(error);
         }
-        let mut waiting = self.pool_states.handed_over();
-        self.scans.due = waiting.next().map(|_| Instant::now() + GATE_INTERVAL);
+        // What a pool waits for is looked for again.
+        let waits = self
+            .host
+            .as_ref()
+            .is_some_and(|host| !host.missing.is_empty());
+        self.plan.scan_due = Instant::now().checked_add(GATE_INTERVAL).filter(|_| waits);
     }
 
-    async fn take_in(&mut self, seen: &HostSnapshot, now: Instant) {
-        self.scans.netns_mode = seen.inventory.netns_mode;
-        let netdevs = seen.inventory.netdevs.iter();
-        let indexes = netdevs.map(|netdev| netdev.ifindex).collect();
-        self.watched.send_replace(indexes);
+    /// Decides anew by the last scan, and acts on it: files, lists, links.
+    pub(super) async fn replan(&mut self) {
+        let Some(host) = self.host.clone() else {
+            return;
+        };
         self.take_newest_allocated();
-        self.pool_states.allocated.clone_from(&self.allocated);
         self.read_bindings().await;
-        self.scans.due = self.pool_states.update(&self.config, seen, now);
-        self.scans.faults.clone_from(&seen.faults);
-        self.set_links_up(seen).await;
+        let now = Instant::now();
+        self.plan = plan(&self.config, &host, &self.world, &mut self.history, now);
         self.write_state_files().await;
         let ready = self.write_specifications().await;
         self.sessions.show(&ready);
-        self.pool_states.sent(Instant::now());
-        if self.pool_states.handed_over().next().is_some() {
-            self.known.ask.notify_one();
+        self.history.sent(Instant::now());
+        // What was not read or written is tried again.
+        let mut pools = ready.iter().zip(&self.plan.pools);
+        let is_whole = pools.all(|(ready, planned)| Arc::ptr_eq(ready, planned));
+        if self.world.bindings_unread || !is_whole {
+            let again = now.checked_add(super::PULSE_INTERVAL);
+            self.plan.due = self.plan.due.into_iter().chain(again).min();
         }
+        if self.plan.handed_over().next().is_some() {
+            self.helpers.ask.notify_one();
+        }
+        self.set_links_up(&host).await;
     }
 
     /// Sets up what pools want up. The kernel reports the change, which triggers another scan.
     async fn set_links_up(&mut self, seen: &HostSnapshot) {
-        let snapshots = &self.pool_states.snapshots;
+        let snapshots = &self.plan.pools;
         let netdevs = &seen.inventory.netdevs;
         let links = &mut self.links;
         let down = links.note(&self.config, snapshots, netdevs, &seen.uplinks);
@@ -224,26 +233,13 @@ impl Daemon {
     /// Has the files of this node written. The CNI plugin knows which HCAs are of exclusive pools
     /// before the kubelet hears of them, or it is a fault that this cannot be written.
     async fn write_state_files(&mut self) {
-        let exclusive: BTreeSet<HcaId> = self
-            .pool_states
-            .snapshots
-            .iter()
-            .filter(|snapshot| !snapshot.pool().sharing.is_shared())
-            .flat_map(|snapshot| {
-                snapshot
-                    .members()
-                    .iter()
-                    .map(|member| member.hca.id.clone())
-            })
-            .chain(self.pool_states.handed_over().cloned())
-            .chain(self.pool_states.reserved().cloned())
-            .collect();
         let good = self
             .config_file
             .kept
             .path()
             .zip(self.config_file.keep.as_deref());
-        let known = self.pool_states.memory.text();
+        let known = self.history.memory.text();
+        let exclusive = self.plan.exclusive();
         let files = node_files::wanted(&self.settings, &exclusive, known, good);
         match self.files.want(files) {
             true => self.files.settled().await,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use hca::HcaId;
 
 use crate::config::{ResourceName, Sharing};
-use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
+use crate::snapshot::{Member, Snapshot, UnhealthyReason};
 
 /// How long after the kubelet was sent a list an allocation by the list before may take.
 const ALLOCATION_TIMEOUT: Duration = Duration::from_secs(1);
@@ -92,7 +92,7 @@ impl Offers {
             {
                 let offers = self.0.entry(member.hca.id.clone()).or_default();
                 if let Some(other) = offers.iter().find(|offer| offer.terms != terms) {
-                    member.health = Health::Unhealthy(UnhealthyReason::Handover(format!(
+                    member.health.add(UnhealthyReason::Handover(format!(
                         "offered as {} until a moment ago; offered again once the kubelet has said \
                          which pods hold it",
                         other.resource

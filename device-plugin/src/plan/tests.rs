@@ -9,7 +9,7 @@ use crate::candidate::memory;
 use crate::config::{self, NodeClass};
 use crate::host_snapshot::example::scan;
 use crate::kubelet::allocated::AskedAt;
-use crate::snapshot::UnhealthyReason;
+use crate::snapshot::{Health, UnhealthyReason};
 use node_wire::status::UnitCounts;
 
 struct Node {
@@ -40,13 +40,40 @@ impl Node {
     }
 }
 
-impl PoolStates {
-    /// Those of a daemon that found no file of known HCAs.
+/// A daemon that plans with each scan.
+#[derive(Default)]
+struct Daemon {
+    world: World,
+    history: History,
+    plan: Plan,
+}
+
+impl Daemon {
+    fn new(memory: Memory) -> Self {
+        Self {
+            history: History::new(memory),
+            ..Self::default()
+        }
+    }
+
+    /// One that found no file of known HCAs.
     fn known() -> Self {
         Self::new(Memory::load(
             std::path::Path::new("/nonexistent"),
             String::new(),
         ))
+    }
+
+    /// One that knows who holds what.
+    fn with(allocated: Option<Arc<AllocatedUnits>>) -> Self {
+        let mut daemon = Self::default();
+        daemon.world.allocated = allocated;
+        daemon
+    }
+
+    fn update(&mut self, config: &Config, seen: &HostSnapshot, now: Instant) -> Option<Instant> {
+        self.plan = plan(config, seen, &self.world, &mut self.history, now);
+        self.plan.due.into_iter().chain(self.plan.scan_due).min()
     }
 }
 
@@ -60,10 +87,10 @@ impl Node {
     }
 
     /// Writes what a daemon knows, as it does after each scan; the directory of the file.
-    fn keep(&self, pool_states: &PoolStates) -> tempfile::TempDir {
+    fn keep(&self, daemon: &Daemon) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(memory::FILE);
-        node::file::replace(&file, pool_states.memory.text().unwrap()).unwrap();
+        node::file::replace(&file, daemon.history.memory.text().unwrap()).unwrap();
         directory
     }
 }
@@ -108,17 +135,17 @@ fn named(resource: &str, words: &str) -> Config {
 
 const BY_NAME: &str = "mode: exclusive, select: { ifNames: [ens1], linkSpeed: [100G] }";
 
-fn counts(pool_states: &PoolStates) -> UnitCounts {
-    pool_states.snapshots[0].count()
+fn counts(daemon: &Daemon) -> UnitCounts {
+    daemon.plan.pools[0].count()
 }
 
 #[test]
 fn a_port_is_healthy_again_after_its_delay_and_says_when() {
     let (node, config) = (Node::new(), config(BY_NAME));
-    let (mut pool_states, start) = (PoolStates::default(), Instant::now());
-    assert_eq!(pool_states.update(&config, &node.scan(), start), None);
+    let (mut daemon, start) = (Daemon::default(), Instant::now());
+    assert_eq!(daemon.update(&config, &node.scan(), start), None);
     assert_eq!(
-        counts(&pool_states),
+        counts(&daemon),
         UnitCounts {
             healthy: 1,
             unhealthy: 0
@@ -127,11 +154,11 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
     node.tree
         .set_port_state("mlx5_0", 1, "1: DOWN", "3: Disabled");
     assert_eq!(
-        pool_states.update(&config, &node.scan(), start + Duration::from_secs(10)),
+        daemon.update(&config, &node.scan(), start + Duration::from_secs(10)),
         None
     );
     assert_eq!(
-        counts(&pool_states),
+        counts(&daemon),
         UnitCounts {
             healthy: 0,
             unhealthy: 1
@@ -140,36 +167,39 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
     node.tree
         .set_port_state("mlx5_0", 1, "4: ACTIVE", "5: LinkUp");
     let up = start + Duration::from_secs(20);
-    let due = pool_states.update(&config, &node.scan(), up).unwrap();
+    let due = daemon.update(&config, &node.scan(), up).unwrap();
     assert_eq!(due, up + config.damping.up_delay);
     assert_eq!(
-        counts(&pool_states),
+        counts(&daemon),
         UnitCounts {
             healthy: 0,
             unhealthy: 1
         }
     );
-    assert_eq!(pool_states.update(&config, &node.scan(), due), None);
+    assert_eq!(daemon.update(&config, &node.scan(), due), None);
     assert_eq!(
-        counts(&pool_states),
+        counts(&daemon),
         UnitCounts {
             healthy: 1,
             unhealthy: 0
         }
     );
     let resource = config.pools[0].resource.clone();
-    assert_eq!(pool_states.transitions[&(resource.clone(), "unhealthy")], 1);
-    assert_eq!(pool_states.transitions[&(resource, "healthy")], 1);
+    assert_eq!(
+        daemon.history.transitions[&(resource.clone(), "unhealthy")],
+        1
+    );
+    assert_eq!(daemon.history.transitions[&(resource, "healthy")], 1);
 }
 
 #[test]
 fn an_unchanged_pool_is_no_news() {
     let (node, config) = (Node::new(), config(BY_NAME));
-    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-    pool_states.update(&config, &node.scan(), now);
-    let before = pool_states.snapshots[0].clone();
-    pool_states.update(&config, &node.scan(), now);
-    assert!(Arc::ptr_eq(&before, &pool_states.snapshots[0]));
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
+    let before = daemon.plan.pools[0].clone();
+    daemon.update(&config, &node.scan(), now);
+    assert!(Arc::ptr_eq(&before, &daemon.plan.pools[0]));
 }
 
 /// What the host shows is the RDMA device alone: in shared mode it stays when its netdev goes.
@@ -183,16 +213,16 @@ fn a_pf_in_a_pod_stays_healthy_whatever_selects_it() {
     ] {
         let node = Node::new();
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
-        let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-        pool_states.update(&config, &node.scan(), now);
+        let (mut daemon, now) = (Daemon::known(), Instant::now());
+        daemon.update(&config, &node.scan(), now);
         node.tree.hide_netdev("ens1");
-        pool_states.update(&config, &node.scan(), now);
-        assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
+        daemon.update(&config, &node.scan(), now);
+        assert_eq!(counts(&daemon).healthy, 1, "{selector}");
         // The daemon starts anew.
-        let kept = node.keep(&pool_states);
-        let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
-        pool_states.update(&config, &node.scan(), now);
-        assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
+        let kept = node.keep(&daemon);
+        let mut daemon = Daemon::new(Memory::load(kept.path(), String::new()));
+        daemon.update(&config, &node.scan(), now);
+        assert_eq!(counts(&daemon).healthy, 1, "{selector}");
     }
 }
 
@@ -214,19 +244,19 @@ fn a_held_hca_keeps_all_attributes_over_a_restart() {
     for selector in HIDDEN {
         let node = Node::new();
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
-        let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-        pool_states.update(&config, &node.scan(), now);
-        assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
-        let kept = node.keep(&pool_states);
+        let (mut daemon, now) = (Daemon::known(), Instant::now());
+        daemon.update(&config, &node.scan(), now);
+        assert_eq!(counts(&daemon).healthy, 1, "{selector}");
+        let kept = node.keep(&daemon);
         node.take();
         for boot in [String::new(), "another boot".into()] {
             let is_same_boot = boot.is_empty();
-            let mut pool_states = PoolStates::new(Memory::load(kept.path(), boot));
-            pool_states.update(&config, &node.scan(), now);
+            let mut daemon = Daemon::new(Memory::load(kept.path(), boot));
+            daemon.update(&config, &node.scan(), now);
             let healthy = u64::from(is_same_boot);
-            assert_eq!(counts(&pool_states).healthy, healthy, "{selector}");
+            assert_eq!(counts(&daemon).healthy, healthy, "{selector}");
             if is_same_boot {
-                let member = &pool_states.snapshots[0].members()[0];
+                let member = &daemon.plan.pools[0].members()[0];
                 let paths = member.paths(NodeClass::Uverbs);
                 assert_eq!(paths, ["/dev/infiniband/uverbs0"], "{selector}");
             }
@@ -239,29 +269,31 @@ fn a_held_hca_keeps_all_attributes_over_a_restart() {
 fn a_port_that_is_down_keeps_the_rate_it_had() {
     let node = Node::new();
     let config = config("mode: exclusive, select: { linkSpeed: [100G] }");
-    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-    pool_states.update(&config, &node.scan(), now);
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
     node.tree
         .set_port_state("mlx5_0", 1, "1: DOWN", "3: Disabled");
     let rate = "/sys/class/infiniband/mlx5_0/ports/1/rate";
     node.tree.file(rate, "40 Gb/sec (4X QDR)");
     node.tree.hide_netdev("ens1");
-    pool_states.update(&config, &node.scan(), now);
-    let member = &pool_states.snapshots[0].members()[0];
-    let is_port = matches!(member.health, Health::Unhealthy(UnhealthyReason::Port(_)));
+    daemon.update(&config, &node.scan(), now);
+    let member = &daemon.plan.pools[0].members()[0];
+    let is_port = member
+        .health
+        .has(|reason| matches!(reason, UnhealthyReason::Port(_)));
     assert!(is_port, "{:?}", member.health);
-    let kept = node.keep(&pool_states);
+    let kept = node.keep(&daemon);
     node.tree.rdma_core(false);
     node.tree.hide_rdma("mlx5_0");
-    let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(counts(&pool_states).healthy, 1);
+    let mut daemon = Daemon::new(Memory::load(kept.path(), String::new()));
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(counts(&daemon).healthy, 1);
     // A port that is up has another rate now.
     let node = Node::new();
-    let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
+    let mut daemon = Daemon::new(Memory::load(kept.path(), String::new()));
     node.tree.file(rate, "40 Gb/sec (4X QDR)");
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(counts(&pool_states), UnitCounts::default());
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(counts(&daemon), UnitCounts::default());
 }
 
 /// Nothing is known of the HCA but where it is: the first daemon of this boot.
@@ -273,16 +305,13 @@ fn what_is_not_visible_is_neither_match_nor_mismatch() {
         let node = Node::new();
         node.take();
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
-        let mut pool_states = PoolStates::default();
-        pool_states.update(&config, &node.scan(), Instant::now());
-        assert_eq!(counts(&pool_states), UnitCounts::default(), "{selector}");
+        let mut daemon = Daemon::default();
+        daemon.update(&config, &node.scan(), Instant::now());
+        assert_eq!(counts(&daemon), UnitCounts::default(), "{selector}");
         // The kubelet's allocation says that it is this pool's.
-        let mut pool_states = PoolStates {
-            allocated: held(&[HCA]),
-            ..PoolStates::default()
-        };
-        pool_states.update(&config, &node.scan(), Instant::now());
-        assert_eq!(counts(&pool_states).healthy, 1, "{selector}");
+        let mut daemon = Daemon::with(held(&[HCA]));
+        daemon.update(&config, &node.scan(), Instant::now());
+        assert_eq!(counts(&daemon).healthy, 1, "{selector}");
     }
     // What is visible decides all the same.
     let node = Node::new();
@@ -296,9 +325,9 @@ fn what_is_not_visible_is_neither_match_nor_mismatch() {
         ),
     ] {
         let config = config(&format!("mode: exclusive, select: {{ {selector} }}"));
-        let mut pool_states = PoolStates::default();
-        pool_states.update(&config, &node.scan(), Instant::now());
-        assert_eq!(counts(&pool_states).healthy, healthy, "{selector}");
+        let mut daemon = Daemon::default();
+        daemon.update(&config, &node.scan(), Instant::now());
+        assert_eq!(counts(&daemon).healthy, healthy, "{selector}");
     }
 }
 
@@ -306,8 +335,8 @@ fn what_is_not_visible_is_neither_match_nor_mismatch() {
 fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
     let node = Node::new();
     let config = config("mode: exclusive, exclude: [uplinks], select: { vendors: [15b3] }");
-    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-    pool_states.update(&config, &node.scan(), now);
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
     node.tree.hide_netdev("ens1");
     node.tree.pci(&PciSpec {
         address: "0000:86:00.0",
@@ -322,26 +351,26 @@ fn a_name_that_is_another_netdevs_now_is_not_the_held_hcas() {
     let mut seen = node.scan();
     let why = hca::uplink::Why::DefaultRoute;
     seen.uplinks = hca::uplink::Uplinks::Known([("ens1".to_owned(), why)].into());
-    pool_states.update(&config, &seen, now);
-    assert_eq!(counts(&pool_states).healthy, 1);
-    assert!(pool_states.snapshots[0].members()[0].hca.netdevs.is_empty());
+    daemon.update(&config, &seen, now);
+    assert_eq!(counts(&daemon).healthy, 1);
+    assert!(daemon.plan.pools[0].members()[0].hca.netdevs.is_empty());
 }
 
 #[test]
 fn an_hca_plugged_in_the_place_of_another_has_none_of_its_attributes() {
     let node = Node::new();
     let config = config("mode: exclusive, select: { ifNames: [ens1] }");
-    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(counts(&pool_states).healthy, 1);
-    let kept = node.keep(&pool_states);
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(counts(&daemon).healthy, 1);
+    let kept = node.keep(&daemon);
     node.tree.hide_netdev("ens1");
     let device = format!("/sys/bus/pci/devices/{HCA}/device");
     std::fs::write(node.tree.path(device), "0x1017\n").unwrap();
-    let anew = PoolStates::new(Memory::load(kept.path(), String::new()));
-    for mut pool_states in [pool_states, anew] {
-        pool_states.update(&config, &node.scan(), now);
-        assert_eq!(counts(&pool_states).healthy, 0);
+    let anew = Daemon::new(Memory::load(kept.path(), String::new()));
+    for mut daemon in [daemon, anew] {
+        daemon.update(&config, &node.scan(), now);
+        assert_eq!(counts(&daemon).healthy, 0);
     }
 }
 
@@ -355,31 +384,31 @@ fn a_software_device_in_a_pod_is_known_by_its_name() {
         ..RdmaSpec::default()
     });
     let config = config("mode: exclusive, select: { functions: [software], linkSpeed: [100G] }");
-    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-    pool_states.update(&config, &node.scan(), now);
-    let kept = node.keep(&pool_states);
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
+    let kept = node.keep(&daemon);
     node.tree.hide_rdma("rxe0");
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(counts(&pool_states).healthy, 1);
-    let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(counts(&pool_states).healthy, 1);
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(counts(&daemon).healthy, 1);
+    let mut daemon = Daemon::new(Memory::load(kept.path(), String::new()));
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(counts(&daemon).healthy, 1);
 }
 
 #[test]
 fn a_damaged_file_of_known_hcas_is_not_believed() {
     let node = Node::new();
     let config = config("mode: exclusive, select: { linkSpeed: [100G] }");
-    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-    pool_states.update(&config, &node.scan(), now);
-    let kept = node.keep(&pool_states);
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
+    let kept = node.keep(&daemon);
     let file = kept.path().join(memory::FILE);
     let text = std::fs::read_to_string(&file).unwrap();
     node.take();
     let healthy = || {
-        let mut pool_states = PoolStates::new(Memory::load(kept.path(), String::new()));
-        pool_states.update(&config, &node.scan(), now);
-        counts(&pool_states).healthy
+        let mut daemon = Daemon::new(Memory::load(kept.path(), String::new()));
+        daemon.update(&config, &node.scan(), now);
+        counts(&daemon).healthy
     };
     assert_eq!(healthy(), 1);
     let newer = text.replace("\"version\":1", "\"version\":2");
@@ -394,19 +423,19 @@ fn a_damaged_file_of_known_hcas_is_not_believed() {
 #[test]
 fn a_pool_that_is_configured_anew_forgets_what_it_had() {
     let node = Node::new();
-    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-    pool_states.update(&config(BY_NAME), &node.scan(), now);
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config(BY_NAME), &node.scan(), now);
     let other = config("mode: exclusive, select: { ifNames: [ens2] }");
-    pool_states.keep_only(|_| false);
-    pool_states.update(&other, &node.scan(), now);
-    assert!(pool_states.snapshots[0].members().is_empty());
+    daemon.history.keep_only(|_| false);
+    daemon.update(&other, &node.scan(), now);
+    assert!(daemon.plan.pools[0].members().is_empty());
     // Without that, an HCA is never dropped.
-    let mut pool_states = PoolStates::default();
-    pool_states.update(&config(BY_NAME), &node.scan(), now);
-    pool_states.update(&other, &node.scan(), now);
+    let mut daemon = Daemon::default();
+    daemon.update(&config(BY_NAME), &node.scan(), now);
+    daemon.update(&other, &node.scan(), now);
     assert_eq!(
-        pool_states.snapshots[0].members()[0].health,
-        Health::Unhealthy(UnhealthyReason::Excluded)
+        daemon.plan.pools[0].members()[0].health,
+        Health::from([UnhealthyReason::Excluded])
     );
 }
 
@@ -423,8 +452,8 @@ fn an_hca_that_changes_pools_waits_until_the_kubelet_said_who_has_it() {
         _ if words == whole => format!("pool_{tag}_0"),
         _ => format!("{HCA}_{tag}_0"),
     };
-    let health = |pool_states: &PoolStates| {
-        let mut members = pool_states.snapshots[0].members().iter();
+    let health = |daemon: &Daemon| {
+        let mut members = daemon.plan.pools[0].members().iter();
         members.next().map(|member| member.health.clone())
     };
     for (first, resource, then, waits) in [
@@ -442,34 +471,34 @@ fn an_hca_that_changes_pools_waits_until_the_kubelet_said_who_has_it() {
     ] {
         for is_held in [false, true] {
             let what = format!("{first}; {resource} {then}; {is_held}");
-            let mut pool_states = PoolStates::known();
-            pool_states.allocated = held_at(at(0), "rdma/a", &[]);
-            pool_states.update(&config(first), &node.scan(), now);
-            assert_eq!(health(&pool_states), Some(Health::Healthy), "{what}");
-            pool_states.sent(at(1));
-            pool_states.keep_only(|_| false);
+            let mut daemon = Daemon::known();
+            daemon.world.allocated = held_at(at(0), "rdma/a", &[]);
+            daemon.update(&config(first), &node.scan(), now);
+            assert_eq!(health(&daemon), Some(Health::default()), "{what}");
+            daemon.history.sent(at(1));
+            daemon.history.keep_only(|_| false);
             // The kubelet is asked before it was sent the new list, and half a second later.
             for millis in [2000, 10_500] {
                 let asked = now + Duration::from_millis(millis);
-                pool_states.allocated = held_at(asked, "rdma/a", &[]);
-                let due = pool_states.update(&named(resource, then), &node.scan(), now);
+                daemon.world.allocated = held_at(asked, "rdma/a", &[]);
+                let due = daemon.update(&named(resource, then), &node.scan(), now);
                 assert_eq!(due.is_some(), waits, "{what}");
-                let is_offered = health(&pool_states) == Some(Health::Healthy);
+                let is_offered = health(&daemon) == Some(Health::default());
                 assert_eq!(is_offered, !waits, "{what}");
                 assert_eq!(
-                    pool_states.handed_over().count(),
+                    daemon.plan.handed_over().count(),
                     usize::from(waits),
                     "{what}"
                 );
                 // Once more after each scan.
-                pool_states.sent(at(millis / 1000 + 8));
+                daemon.history.sent(at(millis / 1000 + 8));
             }
             let unit = units(first);
             let held: &[&str] = if is_held { &[&unit] } else { &[] };
-            pool_states.allocated = held_at(at(12), "rdma/a", held);
-            pool_states.update(&named(resource, then), &node.scan(), now);
-            assert_eq!(pool_states.handed_over().count(), 0, "{what}");
-            let is_offered = health(&pool_states) == Some(Health::Healthy);
+            daemon.world.allocated = held_at(at(12), "rdma/a", held);
+            daemon.update(&named(resource, then), &node.scan(), now);
+            assert_eq!(daemon.plan.handed_over().count(), 0, "{what}");
+            let is_offered = health(&daemon) == Some(Health::default());
             assert_eq!(is_offered, !(is_held && waits), "{what}");
         }
     }
@@ -505,20 +534,20 @@ fn an_hca_that_left_a_whole_pool_is_not_of_units_allocated_later() {
     let after = config::parse(&(whole("ens1") + after)).unwrap();
     let now = Instant::now();
     let at = |seconds| now + Duration::from_secs(seconds);
-    let mut pool_states = PoolStates::known();
-    pool_states.allocated = held_at(at(0), "rdma/a", &[]);
-    pool_states.update(&before, &node.scan(), now);
-    pool_states.sent(at(1));
-    pool_states.keep_only(|_| false);
-    pool_states.update(&after, &node.scan(), now);
-    assert_eq!(pool_states.handed_over().count(), 1);
-    pool_states.sent(at(2));
+    let mut daemon = Daemon::known();
+    daemon.world.allocated = held_at(at(0), "rdma/a", &[]);
+    daemon.update(&before, &node.scan(), now);
+    daemon.history.sent(at(1));
+    daemon.history.keep_only(|_| false);
+    daemon.update(&after, &node.scan(), now);
+    assert_eq!(daemon.plan.handed_over().count(), 1);
+    daemon.history.sent(at(2));
     let unit = format!("pool_{}_0", hca::unit::PoolTag::of("rdma/a"));
     for (seconds, held) in [(4, vec![]), (5, vec![unit.as_str()])] {
-        pool_states.allocated = held_at(at(seconds), "rdma/a", &held);
-        pool_states.update(&after, &node.scan(), now);
-        let members = pool_states.snapshots[1].members();
-        assert_eq!(members[0].health, Health::Healthy, "{held:?}");
+        daemon.world.allocated = held_at(at(seconds), "rdma/a", &held);
+        daemon.update(&after, &node.scan(), now);
+        let members = daemon.plan.pools[1].members();
+        assert_eq!(members[0].health, Health::default(), "{held:?}");
     }
 }
 
@@ -549,12 +578,12 @@ fn an_unreadable_attribute_makes_its_hca_alone_unhealthy() {
         node.tree.remove(path);
         node.tree.file(format!("{path}/x"), "");
     };
-    let health = |pool_states: &PoolStates| -> Vec<String> {
-        let members = pool_states.snapshots[0].members().iter();
+    let health = |daemon: &Daemon| -> Vec<String> {
+        let members = daemon.plan.pools[0].members().iter();
         members
-            .map(|member| match &member.health {
-                Health::Healthy => String::new(),
-                Health::Unhealthy(unhealthy_reason) => {
+            .map(|member| match member.health.worst() {
+                None => String::new(),
+                Some(unhealthy_reason) => {
                     format!(
                         "{}: {unhealthy_reason}",
                         crate::words::word(unhealthy_reason)
@@ -564,27 +593,27 @@ fn an_unreadable_attribute_makes_its_hca_alone_unhealthy() {
             .collect()
     };
     // It was there before.
-    let (mut pool_states, now) = (PoolStates::known(), Instant::now());
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(health(&pool_states), ["", "", ""]);
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(health(&daemon), ["", "", ""]);
     spoil(state);
     spoil("/sys/class/infiniband/rxe0/node_guid");
-    pool_states.update(&config, &node.scan(), now);
-    let said = health(&pool_states);
+    daemon.update(&config, &node.scan(), now);
+    let said = health(&daemon);
     assert_eq!(said[0], "");
     for (said, attribute) in said[1..].iter().zip(["ports/1/state", "rxe0/node_guid"]) {
         let named = said.starts_with("unreadable: read ") && said.contains(attribute);
         assert!(named && said.contains("Is a directory"), "{said}");
     }
     // The daemon starts with it: its place is known, and so is its pool.
-    let mut pool_states = PoolStates::default();
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(health(&pool_states)[0], "");
-    assert!(health(&pool_states)[1].contains("ports/1/state"));
+    let mut daemon = Daemon::default();
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(health(&daemon)[0], "");
+    assert!(health(&daemon)[1].contains("ports/1/state"));
     node.tree.remove(state);
     node.tree.file(state, "4: ACTIVE");
-    pool_states.update(&config, &node.scan(), now);
-    assert_eq!(health(&pool_states), ["", ""]);
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(health(&daemon), ["", ""]);
 }
 
 #[test]
@@ -601,9 +630,9 @@ fn a_removed_virtual_function_is_not_listed_for_ever() {
         ..RdmaSpec::default()
     });
     let config = config("mode: exclusive, select: { functions: [vf] }");
-    let (mut pool_states, start) = (PoolStates::default(), Instant::now());
-    pool_states.update(&config, &node.scan(), start);
-    assert_eq!(counts(&pool_states).healthy, 1);
+    let (mut daemon, start) = (Daemon::default(), Instant::now());
+    daemon.update(&config, &node.scan(), start);
+    assert_eq!(counts(&daemon).healthy, 1);
     node.tree.hide_rdma("mlx5_2");
     let later = |seconds| start + Duration::from_secs(seconds);
     // Gone, but not for long; then for long, but held, or not known; then for good.
@@ -614,9 +643,9 @@ fn a_removed_virtual_function_is_not_listed_for_ever() {
         (720, held(&[]), 0),
         (730, held(&[]), 0),
     ] {
-        pool_states.allocated = allocated;
-        pool_states.update(&config, &node.scan(), later(seconds));
-        let counts = counts(&pool_states);
+        daemon.world.allocated = allocated;
+        daemon.update(&config, &node.scan(), later(seconds));
+        let counts = counts(&daemon);
         assert_eq!((counts.healthy, counts.unhealthy), (0, listed), "{seconds}");
     }
 }
@@ -629,12 +658,9 @@ fn what_a_pod_holds_by_another_name_is_not_offered() {
     let tag = hca::unit::PoolTag::of("rdma/b");
     let slot = format!("0000:3b:00.0_{tag}_0");
     let members = |config: &Config, resource: &str, unit: &str| {
-        let mut pool_states = PoolStates {
-            allocated: held_of(resource, &[unit]),
-            ..PoolStates::default()
-        };
-        pool_states.update(config, &node.scan(), Instant::now());
-        pool_states.snapshots[0].members().len()
+        let mut daemon = Daemon::with(held_of(resource, &[unit]));
+        daemon.update(config, &node.scan(), Instant::now());
+        daemon.plan.pools[0].members().len()
     };
     let hca = "0000:3b:00.0";
     // By its own name, and shared beside shared.
@@ -664,11 +690,11 @@ fn what_was_bound_late_is_no_unit_of_the_pool_without_late_binding() {
         };
         let mut bindings = Bindings::default();
         bindings.all.insert(hca, binding);
-        let mut pool_states = PoolStates::default();
-        pool_states.set_bindings(bindings);
+        let mut daemon = Daemon::default();
+        daemon.world.bindings = Arc::new(bindings);
         let config = config(&format!("{words}, select: {{ functions: [pf] }}"));
-        pool_states.update(&config, &node.scan(), Instant::now());
-        pool_states.snapshots[0].members().len()
+        daemon.update(&config, &node.scan(), Instant::now());
+        daemon.plan.pools[0].members().len()
     };
     assert_eq!(members("mode: exclusive, binding: late"), 1);
     assert_eq!(members("mode: exclusive"), 0);
