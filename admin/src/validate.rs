@@ -156,7 +156,15 @@ impl Validate {
                     |one: &&Snapshot| network.resource.as_deref() == Some(one.resource().as_str());
                 let snapshots = pools.into_iter().flat_map(|pools| &pools.snapshots);
                 let members = snapshots.filter(is_asked).flat_map(|one| one.members());
-                let hcas: Vec<HcaId> = members.map(|member| member.hca.id.clone()).collect();
+                let is_here = |netdev: &hca::Netdev| {
+                    host.is_some_and(|(scanned, _)| {
+                        scanned.inventory.netdev(&netdev.name).is_some()
+                    })
+                };
+                let several = members.map(|member| &member.hca);
+                let several =
+                    several.filter(|hca| hca.netdevs.len() > 1 && hca.netdevs.iter().all(is_here));
+                let hcas: Vec<HcaId> = several.map(|hca| hca.id.clone()).collect();
                 let roots = global.host();
                 let on_host = self.on_host.then_some(network::OnHost {
                     cni_path: &self.cni_path,

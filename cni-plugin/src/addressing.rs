@@ -1,5 +1,5 @@
-//! What the pod's interfaces get: addresses, routes, source routing, and what the runtime is told of
-//! them. Pure.
+//! The addresses, routes and source routing of the pod's interfaces, and the part of the answer that
+//! describes them. Pure.
 //!
 //! The pod's default route and its DNS stay where they are. A default route of a network goes to the
 //! main table only if the pod has none, else to the table of its interface alone.
@@ -80,7 +80,7 @@ pub fn addressing(requests: &[Request<'_>], pod: &Pod) -> Result<Vec<Addressing>
 }
 
 impl Request<'_> {
-    /// `pod` then has this interface, too.
+    /// Adds this interface to `pod`.
     fn addressing(&self, pod: &mut Pod) -> Result<Addressing, Error> {
         let (config, routing) = (self.config, &self.config.source_routing);
         let Addressing {
@@ -134,9 +134,7 @@ impl Request<'_> {
     /// What was leased, else what the netdev has on the host.
     fn without_table(&self) -> Result<Addressing, Error> {
         if let (Some(moved), None) = (self.moved, self.leased) {
-            let interface = moved.given_to_pod(self.ifname).map_err(|e| {
-                Error::new(Code::Internal, format!("read back {}: {e}", moved.name))
-            })?;
+            let interface = moved.given_to_pod(self.ifname);
             let addresses = interface.addresses.iter().filter_map(cidr);
             let ips = addresses.map(|address| IpConfig {
                 address,
@@ -283,8 +281,11 @@ fn check_result(result: &CniResult) -> Result<(), Error> {
         Some(format!("route to {}{via}: {why}", route.dst))
     });
     match gateways.chain(routes).next() {
-        Some(wrong) => Err(Error::new(Code::InvalidConfig, wrong)
-            .with_details("correct gateway or routes of the network's ipam")),
+        Some(wrong) => Err(Error::advise(
+            Code::InvalidConfig,
+            wrong,
+            "correct gateway or routes of the network's ipam",
+        )),
         None => Ok(()),
     }
 }

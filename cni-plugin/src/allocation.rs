@@ -12,35 +12,20 @@ use cni_wire::{Args, Code, text::bounded};
 use hca::{HcaId, UnitId};
 use node_wire::{Allocation, ClientError, FailureKind, Pod, client};
 
-use crate::error::Error;
+use crate::{config, error::Error};
 
 /// How long the daemon may take.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The HCAs of a pod's exclusive units.
+/// The HCAs that a pod has as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocated {
     /// The pod, as `namespace/name`.
     pub pod: String,
-    /// The HCAs that it has as a whole.
     pub hcas: BTreeSet<HcaId>,
 }
 
-impl Allocated {
-    /// Out of unit IDs of any device plugin. Pure.
-    fn of<'a>(pod: String, units: impl IntoIterator<Item = &'a str>) -> Self {
-        let whole = |unit: &str| match unit.parse() {
-            Ok(UnitId::Exclusive(hca)) => Some(hca),
-            _ => None,
-        };
-        Allocated {
-            pod,
-            hcas: units.into_iter().filter_map(whole).collect(),
-        }
-    }
-}
-
-/// What the kubelet allocated to a pod.
+/// What the kubelet allocated to a pod, of any device plugin.
 #[derive(Clone, Debug)]
 pub struct Held {
     pod: String,
@@ -59,62 +44,71 @@ pub struct Devices {
 }
 
 impl Held {
-    /// The HCAs that it has as a whole.
     pub fn allocated(&self) -> Allocated {
+        let exclusive = |unit: &String| match unit.parse() {
+            Ok(UnitId::Exclusive(hca)) => Some(hca),
+            _ => None,
+        };
         let units = self.allocations.iter().flat_map(|one| &one.units);
-        Allocated::of(self.pod.clone(), units.map(String::as_str))
+        Allocated {
+            pod: self.pod.clone(),
+            hcas: units.filter_map(exclusive).collect(),
+        }
     }
 
-    /// All HCAs of the resource of which the pod has a unit, which is written as `text`: where the daemon
-    /// has said what the units became, `bound`. Pure.
+    /// All HCAs of the resource of which the pod has the unit: where the daemon has said what the units
+    /// became, `bound`. Pure.
     ///
     /// # Errors
-    /// Code 101: the unit is none of the pod's, or one of two resources; code 50: what its units
-    /// stand for is not known.
+    /// Code 101: the unit is not the pod's, or is a unit of two resources; code 50: the HCAs of its units
+    /// are unknown.
     pub fn devices(
         &self,
-        unit: &UnitId,
-        text: &str,
+        unit: &config::Allocation,
         bound: Option<BTreeSet<HcaId>>,
     ) -> Result<Devices, Error> {
-        let Allocation { resource, pool, .. } = self.allocation_of(unit, text)?;
-        let mut hcas = bound.unwrap_or_default();
-        let is_known = !hcas.is_empty();
-        for one in self
-            .allocations
-            .iter()
-            .filter(|one| !is_known && one.resource == *resource)
-        {
+        let Allocation { resource, pool, .. } = self.allocation_of(unit)?;
+        let mut devices = Devices {
+            resource: resource.clone(),
+            hcas: BTreeSet::new(),
+            pool: pool.as_deref().map(parsed).transpose()?,
+        };
+        if let Some(bound) = bound {
+            devices.hcas = bound;
+            return Ok(devices);
+        }
+        for one in &self.allocations {
             match &one.hcas {
-                Some(named) => hcas.extend(parsed(named)?),
+                _ if one.resource != *resource => {}
+                Some(named) => devices.hcas.extend(parsed(named)?),
                 None => {
                     for unit in &one.units {
-                        hcas.insert(hca_of(unit, resource)?);
+                        devices.hcas.insert(hca_of(unit, resource)?);
                     }
                 }
             }
         }
-        if hcas.is_empty() {
-            let unit = bounded(text, 100);
-            let why = format!("unit {unit} of {resource} stands for no HCA of this node any more");
-            return Err(Error::new(Code::Unavailable, why)
-                .with_details("delete the pod, so that another unit is allocated"));
+        if devices.hcas.is_empty() {
+            let unit = bounded(&unit.text, 100);
+            return Err(Error::advise(
+                Code::Unavailable,
+                format_args!("unit {unit} of {resource} does not stand for an HCA of this node"),
+                "delete the pod, so that another unit is allocated",
+            ));
         }
-        Ok(Devices {
-            resource: resource.clone(),
-            hcas,
-            pool: pool.as_deref().map(parsed).transpose()?,
-        })
+        Ok(devices)
     }
 
-    /// The allocation that a unit is of, which is written as `text`.
-    fn allocation_of(&self, unit: &UnitId, text: &str) -> Result<&Allocation, Error> {
-        // People write PCI addresses in capitals, too.
-        let is_it = |other: &String| other == text || other.parse().as_ref() == Ok(unit);
+    /// The allocation that a unit is of.
+    fn allocation_of(&self, unit: &config::Allocation) -> Result<&Allocation, Error> {
+        // A network can have the PCI address in capitals.
+        let is_it =
+            |other: &String| *other == unit.text || other.parse().as_ref() == Ok(&unit.unit);
         let mut found = self
             .allocations
             .iter()
             .filter(|one| one.units.iter().any(is_it));
+        let (pod, text) = (&self.pod, bounded(&unit.text, 100));
         let Some(first) = found.next() else {
             let all = self.allocations.iter().flat_map(|one| &one.units);
             let all: Vec<&str> = all.map(String::as_str).collect();
@@ -122,32 +116,24 @@ impl Held {
                 [] => "it has no unit".to_owned(),
                 some => format!("it has {}", bounded(&some.join(", "), 500)),
             };
-            return Err(Error::new(
+            return Err(Error::advise(
                 Code::Policy,
-                format!(
-                    "pod {}: the kubelet did not allocate unit {} to it; {has}",
-                    self.pod,
-                    bounded(text, 100)
-                ),
-            )
-            .with_details(
+                format_args!("pod {pod}: the kubelet did not allocate unit {text} to it; {has}"),
                 "request the resource that the network names \
                  (k8s.v1.cni.cncf.io/resourceName) in a container of the pod",
             ));
         };
         let resource = &first.resource;
         if let Some(other) = found.find(|other| other.resource != *resource) {
-            return Err(Error::new(
+            let other = &other.resource;
+            return Err(Error::advise(
                 Code::Policy,
-                format!(
-                    "pod {}: unit {} is one of {resource} and one of {}: which of them the network \
-                     is about is not clear",
-                    self.pod,
-                    bounded(text, 100),
-                    other.resource
+                format_args!(
+                    "pod {pod}: unit {text} is one of {resource} and one of {other}: which of them the \
+                     network is about is not clear"
                 ),
-            )
-            .with_details("let one device plugin offer an HCA, under one resource"));
+                "let one device plugin offer an HCA, under one resource",
+            ));
         }
         Ok(first)
     }
@@ -156,11 +142,11 @@ impl Held {
 fn parsed(names: &[String]) -> Result<Vec<HcaId>, Error> {
     let parse = |name: &String| {
         name.parse().map_err(|e: hca::unit::Error| {
-            Error::new(
+            Error::advise(
                 Code::Decode,
-                format!("the daemon names an HCA {name:?}: {e}"),
+                format_args!("the daemon names an HCA {name:?}: {e}"),
+                "install all programs of one release",
             )
-            .with_details("install all programs of one release")
         })
     };
     names.iter().map(parse).collect()
@@ -170,15 +156,15 @@ fn parsed(names: &[String]) -> Result<Vec<HcaId>, Error> {
 fn hca_of(unit: &str, resource: &str) -> Result<HcaId, Error> {
     let id = unit.parse::<UnitId>().ok();
     id.and_then(|id| id.hca().cloned()).ok_or_else(|| {
-        Error::new(
+        let unit = bounded(unit, 100);
+        Error::advise(
             Code::Unavailable,
-            format!(
-                "which HCA unit {} of {resource} stands for is not known: its device plugin is \
-                 another one, and the unit names none",
-                bounded(unit, 100)
+            format_args!(
+                "unit {unit} of {resource} does not name its HCA, and its device plugin is not \
+                 rdma-device-plugin"
             ),
+            "leave devices out and name the netdev with master or device",
         )
-        .with_details("leave devices out and name the netdev with master or device")
     })
 }
 
@@ -219,11 +205,9 @@ pub(crate) fn pod_of(args: &Args) -> Result<Pod, Error> {
     };
     let required = |key: &str| {
         given(key).ok_or_else(|| {
-            Error::new(
+            Error::advise(
                 Code::InvalidEnvironment,
-                format!("CNI_ARGS has no {key}: the kubelet cannot be asked what the pod has"),
-            )
-            .with_details(
+                format_args!("CNI_ARGS has no {key}: the kubelet cannot be asked what the pod has"),
                 "without a kubelet, set allow.unallocated in the node's policy: it lets any \
                  network take any netdev that the policy allows",
             )
@@ -237,17 +221,20 @@ pub(crate) fn pod_of(args: &Args) -> Result<Pod, Error> {
 }
 
 fn refused(error: &ClientError, pod: &Pod) -> Error {
-    let what = format!("ask which HCAs the kubelet allocated to pod {pod}: {error}");
-    match error.failure().map(|failure| failure.kind) {
-        Some(FailureKind::AnotherPod) => Error::new(Code::Policy, what).with_details(
+    let (code, remedy) = match error.failure().map(|failure| failure.kind) {
+        Some(FailureKind::AnotherPod) => (
+            Code::Policy,
             "the pod was replaced; its new namespace is attached by a call of its own",
         ),
         // A daemon that is being replaced, or a kubelet that starts, answers a moment later.
-        _ => Error::new(Code::TryAgain, what).with_details(
+        _ => (
+            Code::TryAgain,
             "the runtime tries again; if it goes on: kubectl -n kube-system logs \
              ds/rdma-netdev on this node",
         ),
-    }
+    };
+    let what = format_args!("ask which HCAs the kubelet allocated to pod {pod}: {error}");
+    Error::advise(code, what, remedy)
 }
 
 #[cfg(test)]
@@ -256,7 +243,7 @@ mod tests {
 
     #[test]
     fn whole_hcas_count_and_shares_do_not() {
-        let units = [
+        let units: &[&str] = &[
             "0000:3b:00.2",
             "mlx5_core.sf.4",
             "guid-505400fffe000001",
@@ -265,7 +252,7 @@ mod tests {
             "GPU-7c2f",
             "0",
         ];
-        let allocated = Allocated::of("ml/a".into(), units);
+        let allocated = held(&[("a", "rdma/nic", units, None)]).allocated();
         let hcas: Vec<String> = allocated.hcas.iter().map(ToString::to_string).collect();
         assert_eq!(
             hcas,
@@ -296,8 +283,11 @@ mod tests {
     }
 
     fn beside(held: &Held, unit: &str) -> Result<Devices, Error> {
-        let id = unit.to_lowercase().parse().unwrap();
-        held.devices(&id, unit, None)
+        let unit = config::Allocation {
+            unit: unit.to_lowercase().parse().unwrap(),
+            text: unit.to_owned(),
+        };
+        held.devices(&unit, None)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Instant};
 
 use attachment::{addresses::Ipam, journal::Record, node::Node, part::Part};
 use cni_wire::{CniResult, Code, Dns, Interface, IpConfig, Request, Version, text::list};
-use hca::{HcaId, Host, PortId};
+use hca::{HcaId, PortId};
 use netlink::{Namespace, link::Link, sysfs::Sysfs};
 use node::policy::Allow;
 
@@ -12,7 +12,7 @@ use crate::{
     config::Config,
     device_info::{self, Report},
     error::Error,
-    facts::{Found, Nic},
+    facts::{Found, Nic, RdmaTarget},
     gids,
     rdma::RdmaRequirement,
 };
@@ -45,12 +45,14 @@ impl Chain {
             });
         };
         if !allow.unleased_addresses() {
-            let message = format!(
-                "the node's policy does not allow an ipvlan the addresses of prevResult, such as {}",
-                first.address
-            );
-            return Err(Error::new(Code::Policy, message)
-                .with_details("set ipam, or let an administrator add static to allow.ipam"));
+            return Err(Error::advise(
+                Code::Policy,
+                format_args!(
+                    "the node's policy does not allow an ipvlan the addresses of prevResult, such as {}",
+                    first.address
+                ),
+                "set ipam, or let an administrator add static to allow.ipam",
+            ));
         }
         let taken = Some(CniResult {
             ips: std::mem::take(&mut result.ips),
@@ -61,21 +63,21 @@ impl Chain {
     }
 }
 
-/// The chain's only interface, which a chained ipvlan is on unless a master is named.
+/// The chain's only interface: a chained ipvlan is on it unless the network sets a master.
 ///
 /// # Errors
-/// Code 7: several interfaces could be meant.
+/// Code 7: prevResult has several interfaces.
 pub(crate) fn only_interface(before: &CniResult) -> Result<Option<String>, Error> {
     match before.interfaces.as_slice() {
         [] => Ok(None),
         [only] => Ok(Some(only.name.clone())),
         several => {
             let names = list(several.iter().map(|interface| &interface.name));
-            Err(Error::new(
+            Err(Error::advise(
                 Code::InvalidConfig,
-                format!("prevResult has several interfaces: {names}"),
-            )
-            .with_details("say with master which one the ipvlan is to stand on"))
+                format_args!("prevResult has several interfaces: {names}"),
+                "name the master of the ipvlan with master",
+            ))
         }
     }
 }
@@ -141,7 +143,7 @@ impl Made<'_> {
     /// there is one: of several interfaces it has the first's PCI function, and all RDMA devices and
     /// GIDs. `before` is the chain's result.
     ///
-    /// Returns the GID indexes of slots, as the daemon is told them.
+    /// Returns the GID indexes of slots, for the daemon.
     ///
     /// # Errors
     /// Code 100: the pod's namespace cannot be read. What cannot be written is a warning.
@@ -153,7 +155,7 @@ impl Made<'_> {
         }
         let interfaces = self.interfaces.iter();
         let behind: Vec<Behind> = interfaces
-            .map(|(nic, result, link)| behind(nic, result, link.as_ref(), before))
+            .map(|(nic, result, link)| self.behind(nic, result, link.as_ref(), before))
             .collect();
         let info = self.config.device_info.as_deref();
         if info.is_none() && behind.iter().all(|one| one.ports.is_empty()) {
@@ -162,20 +164,15 @@ impl Made<'_> {
         let started = Instant::now();
         let (mut gids, mut devices) = (Vec::new(), Vec::new());
         for (part, one) in self.record.parts.iter().zip(&behind) {
-            let await_in = |host: &Host| {
-                let (ports, addresses) = (&one.ports, &one.addresses);
-                gids::await_ready(host, ports, addresses, part.name(), started, &node.log)
-            };
-            let ready = match part.rdma() {
-                [] => await_in(&node.roots),
-                _ => {
-                    let sysfs = Sysfs::of(self.pod, &node.netns.namespace)?;
-                    await_in(&Host {
-                        sys: sysfs.path(),
-                        ..node.roots.clone()
-                    })
-                }
-            };
+            let of_pod = (!part.rdma().is_empty())
+                .then(|| Sysfs::of(self.pod, &node.netns.namespace))
+                .transpose()?;
+            let mut host = node.roots.clone();
+            if let Some(sysfs) = &of_pod {
+                host.sys = sysfs.path();
+            }
+            let (ports, addresses) = (&one.ports, &one.addresses);
+            let ready = gids::await_ready(&host, ports, addresses, part.name(), started, &node.log);
             let slot = part.slots().first().map(|slot| slot.unit.clone());
             indexes.extend(slot.zip(gids::common_index(&ready)));
             gids.extend(ready);
@@ -216,32 +213,58 @@ struct Behind {
     pci: Option<String>,
 }
 
-fn behind(nic: &Nic, result: &CniResult, link: Option<&Link>, before: &CniResult) -> Behind {
-    let host = nic.found.host_link();
-    let (ports, ips, netdev): (_, Vec<&IpConfig>, _) = match &nic.found {
-        // Of the interface that another plugin of the chain made.
-        Found::RdmaOnly(only) => {
-            let interface = only.interface.as_ref();
-            let position = interface.map(|interface| interface.position);
-            let ips = before.ips.iter();
-            let ips = ips.filter(|ip| ip.interface.is_none() || ip.interface == position);
-            let netdev = interface.map(|interface| &interface.link);
-            (only.ports(), ips.collect(), netdev)
+impl Made<'_> {
+    fn behind(
+        &self,
+        nic: &Nic,
+        result: &CniResult,
+        link: Option<&Link>,
+        before: &CniResult,
+    ) -> Behind {
+        let (ports, ips, pci): (_, Vec<&IpConfig>, _) = match &nic.found {
+            Found::RdmaOnly(only) => {
+                let position = self.position(before);
+                let ips = before.ips.iter();
+                let ips = ips.filter(|ip| ip.interface.is_none() || ip.interface == position);
+                let mut devices = only.devices.iter();
+                let pci = devices.find_map(|target| target.device.pci.as_ref());
+                let ports = only.devices.iter().flat_map(RdmaTarget::ports);
+                let pci = pci.map(|pci| pci.address.to_string());
+                (ports.collect(), ips.collect(), pci)
+            }
+            Found::Move(_) | Found::Child(..) => {
+                let host = nic.found.host_link();
+                let netdev = host.map(|host| &host.link).or(link);
+                let on_pci = netdev.filter(|link| link.bus.as_deref() == Some("pci"));
+                let ports = host.map(|host| host.rdma.clone()).unwrap_or_default();
+                let pci = on_pci.and_then(|link| link.bus_device.clone());
+                (ports, result.ips.iter().collect(), pci)
+            }
+        };
+        let hca = nic.unit.as_ref().and_then(|unit| unit.hcas.first());
+        Behind {
+            ports,
+            addresses: ips.into_iter().map(|ip| ip.address.ip()).collect(),
+            pci: match hca {
+                Some(HcaId::Pci(address)) => Some(address.to_string()),
+                _ => pci,
+            },
         }
-        Found::Move(_) | Found::Child(..) => (
-            host.map(|host| host.rdma.clone()).unwrap_or_default(),
-            result.ips.iter().collect(),
-            host.map(|host| &host.link).or(link),
-        ),
-    };
-    let hca = nic.unit.as_ref().and_then(|unit| unit.hcas.first());
-    let on_pci = netdev.filter(|link| link.bus.as_deref() == Some("pci"));
-    Behind {
-        ports,
-        addresses: ips.into_iter().map(|ip| ip.address.ip()).collect(),
-        pci: match hca {
-            Some(HcaId::Pci(address)) => Some(address.to_string()),
-            _ => on_pci.and_then(|link| link.bus_device.clone()),
-        },
+    }
+
+    /// The position of the pod's interface in the chain's result: that of the call's name, else the only
+    /// one of the pod.
+    fn position(&self, before: &CniResult) -> Option<usize> {
+        let env = &self.request.env;
+        let ifname = env.attachment.as_ref().map(|id| id.ifname.as_str());
+        let interfaces = before.interfaces.iter().enumerate();
+        let of_pod: Vec<_> = interfaces.filter(|(_, i)| i.sandbox == env.netns).collect();
+        let mut named = of_pod
+            .iter()
+            .filter(|(_, i)| Some(i.name.as_str()) == ifname);
+        match (named.next(), of_pod.as_slice()) {
+            (Some((position, _)), _) | (None, [(position, _)]) => Some(*position),
+            _ => None,
+        }
     }
 }

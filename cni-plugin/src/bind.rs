@@ -26,8 +26,8 @@ use attachment::{
 use cni_wire::{Code, Request, text::list};
 use hca::{HcaId, UnitId};
 use node_wire::{
-    BIND_TIMEOUT, BindQuestion, ClientError, CommitQuestion, FailureKind, Pod, UnbindQuestion,
-    client,
+    BIND_TIMEOUT, BindQuestion, BoundSlot, ClientError, CommitQuestion, FailureKind, Pod,
+    UnbindQuestion, client,
 };
 
 use crate::{
@@ -52,8 +52,8 @@ pub(crate) struct Bound {
 /// Binds the slot of a request, if it has one.
 ///
 /// # Errors
-/// Code 4: the runtime does not say which pod this is; code 101: the slot is not the pod's; code 11: there is no HCA for it now, or the
-/// daemon does not answer.
+/// Code 4: the runtime does not name the pod; code 101: the slot is not the pod's; code 11: there is no
+/// HCA for it now, or the daemon does not answer.
 pub(crate) fn bind(
     node: &Node,
     request: &Request,
@@ -78,47 +78,42 @@ pub(crate) fn bind(
     for warning in &answer.warnings {
         node.log.warn(warning);
     }
-    let mut of_attachment = BTreeMap::new();
     let named = answer.slots.iter().find(|slot| slot.unit == unit);
     let resource = named.map(|named| named.resource.clone());
-    for slot in answer.slots {
-        let is_wanted = match config.devices {
-            Devices::One => slot.unit == unit,
-            Devices::All => resource.as_ref() == Some(&slot.resource),
-        };
-        if !is_wanted {
-            continue;
-        }
-        let Some(hca) = slot
-            .hca
-            .parse::<HcaId>()
-            .ok()
-            .filter(|_| cdi_file::is_name(&slot.cdi_file))
-        else {
-            return Err(incomplete(&unit, &pod));
-        };
-        let slot = Slot {
-            unit: slot.unit,
-            hca: slot.hca,
-            cdi_file: slot.cdi_file,
-        };
-        if of_attachment.insert(hca, slot).is_some() {
-            return Err(incomplete(&unit, &pod));
-        }
+    let is_meant = |slot: &BoundSlot| match config.devices {
+        Devices::One => slot.unit == unit,
+        Devices::All => resource.as_ref() == Some(&slot.resource),
+    };
+    let mut slots = BTreeMap::new();
+    for slot in answer.slots.into_iter().filter(is_meant) {
+        let hca = slot.hca.parse::<HcaId>().ok();
+        let hca = hca.filter(|_| cdi_file::is_name(&slot.cdi_file));
+        let hca = hca.ok_or_else(|| incomplete(&unit, &pod))?;
+        slots.insert(
+            hca,
+            Slot {
+                unit: slot.unit,
+                hca: slot.hca,
+                cdi_file: slot.cdi_file,
+            },
+        );
     }
-    match of_attachment.values().any(|slot: &Slot| slot.unit == unit) {
+    match slots.values().any(|slot: &Slot| slot.unit == unit) {
         true => Ok(Some(Bound {
             pod,
             sandbox,
-            slots: of_attachment,
+            slots,
         })),
         false => Err(incomplete(&unit, &pod)),
     }
 }
 
 fn incomplete(unit: &str, pod: &Pod) -> Error {
-    let what = format!("bind {unit} of pod {pod}: the daemon's answer has no HCA and file for it");
-    Error::new(Code::TryAgain, what).with_details("install both programs of one release")
+    Error::advise(
+        Code::TryAgain,
+        format_args!("bind {unit} of pod {pod}: the daemon's answer has no HCA and file for it"),
+        "install both programs of one release",
+    )
 }
 
 impl Bound {
@@ -160,21 +155,11 @@ impl Bound {
             gid_indexes,
         };
         let (hcas, units) = (list(self.slots.keys()), list(self.units()));
-        let what = format!(
-            "write the device nodes of {hcas} for {units} of pod {}",
-            self.pod
-        );
-        let written = client::ask(&node.daemon_socket(), &question, COMMIT_TIMEOUT)
-            .map_err(|e| refused(&what, &e))?;
-        let files = self.slots.values().map(|slot| &slot.cdi_file);
-        if !files.eq(&written.cdi_files) {
-            return Err(Error::new(
-                Code::TryAgain,
-                format!("{what}: the daemon wrote {:?}", written.cdi_files),
-            )
-            .with_details("install both programs of one release"));
-        }
-        Ok(())
+        let pod = &self.pod;
+        let what = format!("write the device nodes of {hcas} for {units} of pod {pod}");
+        client::ask(&node.daemon_socket(), &question, COMMIT_TIMEOUT)
+            .map(drop)
+            .map_err(|e| refused(&what, &e))
     }
 
     /// Frees the slots of an ADD that failed.
@@ -191,14 +176,19 @@ pub(crate) fn unbind(node: &Node, sandbox: &str, units: Vec<String>) {
     }
 }
 
-/// The same for an ADD that left no record, so far as the request shows its slots: with `devices: all`
-/// it shows one of them, and the daemon frees what of the sandbox is in no record.
+/// The same for an ADD that died before its record. With `devices: all` the request shows only one of the
+/// slots: the daemon frees all of the sandbox.
 pub(crate) fn unbind_unrecorded(node: &Node, sandbox: &str, request: &Request) {
-    let Some(slot) = slot_of(request) else { return };
-    let devices = request.config.root().text("devices");
-    match devices.ok().flatten() == Some(Devices::All.as_str()) {
-        true => free(node, sandbox, Vec::new()),
-        false => free(node, sandbox, vec![slot]),
+    let runtime = request.config.runtime_config().ok();
+    let text = |key: &str| request.config.root().text(key).ok().flatten();
+    let of_runtime = runtime.and_then(|section| section.text("deviceID").ok().flatten());
+    if let Some(slot) = of_runtime.or_else(|| text("deviceID"))
+        && let Ok(UnitId::Slot { .. }) = slot.parse()
+    {
+        match text("devices") == Some(Devices::All.as_str()) {
+            true => free(node, sandbox, Vec::new()),
+            false => free(node, sandbox, vec![slot.to_owned()]),
+        }
     }
 }
 
@@ -212,15 +202,6 @@ fn free(node: &Node, sandbox: &str, units: Vec<String>) {
             "the daemon frees the slots of container {sandbox} later: {error}"
         ));
     }
-}
-
-/// The slot that a DEL is about whose ADD left no record, so far as its configuration says.
-fn slot_of(request: &Request) -> Option<String> {
-    let runtime = request.config.runtime_config().ok();
-    let of_runtime = runtime.and_then(|section| section.text("deviceID").ok().flatten());
-    let own = request.config.root();
-    let text = of_runtime.or_else(|| own.text("deviceID").ok().flatten())?;
-    matches!(text.parse(), Ok(UnitId::Slot { .. })).then(|| text.to_owned())
 }
 
 /// That the files are there by which containers get the slots of an attachment.
@@ -247,20 +228,20 @@ pub(crate) fn check(node: &Node, slots: &[Slot]) -> Result<(), Error> {
 }
 
 fn refused(what: &str, error: &ClientError) -> Error {
-    let what = format!("{what}: {error}");
-    match error.failure().map(|failure| failure.kind) {
-        Some(FailureKind::AnotherPod | FailureKind::NotAllocated) => {
-            Error::new(Code::Policy, what).with_details(
-                "a slot is for the pod that the kubelet allocated it to; let Multus pass the deviceID \
-                 (k8s.v1.cni.cncf.io/resourceName)",
-            )
-        }
+    let (code, remedy) = match error.failure().map(|failure| failure.kind) {
+        Some(FailureKind::AnotherPod | FailureKind::NotAllocated) => (
+            Code::Policy,
+            "a slot is for the pod that the kubelet allocated it to; let Multus pass the deviceID \
+             (k8s.v1.cni.cncf.io/resourceName)",
+        ),
         Some(FailureKind::UnknownQuestion) => {
-            Error::new(Code::TryAgain, what).with_details("install both programs of one release")
+            (Code::TryAgain, "install both programs of one release")
         }
         // Another pod may end, a GPU be initialized, a daemon come back.
-        _ => Error::new(Code::TryAgain, what).with_details(
+        _ => (
+            Code::TryAgain,
             "the runtime tries again; rdmactl status shows what is bound to whom",
         ),
-    }
+    };
+    Error::advise(code, format_args!("{what}: {error}"), remedy)
 }

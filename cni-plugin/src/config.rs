@@ -1,8 +1,8 @@
 //! What a network configuration asks of this plugin, beyond the keys all plugins share.
 //!
 //! Keys have the names of the reference plugins for each kind of attachment. A wrong value is
-//! refused by name before anything is read. What is not done here is refused or noted: [`keys`]
-//! says which key, [`kinds`] for which kinds of attachment a key has a meaning.
+//! refused by name before anything is read. A key without effect here is refused or noted: by [`keys`],
+//! and by [`kinds`] where it has an effect for other kinds of attachment.
 
 mod attach;
 mod devices;
@@ -15,17 +15,23 @@ pub use attach::{Attach, ChildKind};
 pub use devices::{Devices, Names};
 pub use keys::all as keys;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use attachment::{
     journal::Slot,
-    netdev::vf::VfSettings,
-    part::{IpoibMode, IpvlanMode, MacvlanMode},
+    netdev::vf::{LinkState, Protocol, VfSettings},
 };
-use cni_wire::{Code, Error, KNOWN_ARGS, Request, Section, json::Value, text::list};
-use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId};
-use node::policy::{MAX_RAIL, partition_key, port_guid};
-use serde::{Deserialize, Deserializer, de::Error as _};
+use cni_wire::{
+    Code, Error, KNOWN_ARGS, Request, Section,
+    json::{self, Value},
+    text::list,
+};
+use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId, unit};
+use node::policy::{MAX_RAIL, MAX_VLAN, partition_key, port_guid};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _, IntoDeserializer},
+};
 
 use crate::source_routing::SourceRouting;
 
@@ -62,98 +68,114 @@ pub struct UnitHcas {
     pub slot: Option<Slot>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What the network asks for. Fields that are not skipped are keys as they are written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
 pub struct Config {
+    #[serde(skip)]
     pub attach: Attach,
     /// `device`, `hwaddr`, `kernelpath`, `pciBusID`, `rdmaDevice`: the first of them.
+    #[serde(skip)]
     pub device: Option<Target>,
-    /// `master`: what a child stands on.
+    /// The netdev below a child.
     pub master: Option<String>,
-    /// `devices`: which of the pod's units it is made of.
+    /// Which of the pod's units it is made of.
     pub devices: Devices,
-    /// `names`: what its interfaces are called, where it has several.
+    /// The names of several interfaces.
+    #[serde(skip)]
     pub names: Names,
     /// `deviceID`.
+    #[serde(skip)]
     pub allocation: Option<Allocation>,
-    /// `port`, from 1: which netdev of a PCI function that has several.
+    /// From 1: which netdev of a PCI function that has several.
+    #[serde(deserialize_with = "not_zero")]
     pub port: Option<u32>,
-    /// `mode` as written.
+    /// As written.
     pub mode: Option<String>,
-    /// `mtu` in bytes; 0 and absent leave it.
+    /// In bytes.
+    #[serde(deserialize_with = "mtu")]
     pub mtu: Option<u32>,
-    /// The MAC address asked for, by the runtime, the pod or the configuration.
+    /// By the runtime, the pod or the configuration.
+    #[serde(skip)]
     pub mac: Option<MacAddress>,
     /// What is set of a VF through its PF; the GUID of an InfiniBand VF is by the runtime, the pod or
     /// the configuration.
+    #[serde(skip)]
     pub vf: VfSettings,
-    /// `bcqueuelen` in packets.
+    /// In packets.
+    #[serde(rename = "bcqueuelen", deserialize_with = "not_zero")]
     pub broadcast_queue: Option<u32>,
-    /// `pkey` of an IPoIB child, with the membership bit.
+    /// The partition of an IPoIB child, with the membership bit.
+    #[serde(skip)]
     pub pkey: Option<u16>,
-    /// `umcast` of an IPoIB child; absent means true.
+    /// Of an IPoIB child; absent means true.
+    #[serde(rename = "umcast")]
     pub user_multicast: Option<bool>,
-    /// `linkLocal`: whether the interface has an IPv6 link-local address; absent means only
-    /// beside another IPv6 address.
+    /// Whether the interface has an IPv6 link-local address; absent means only beside another IPv6
+    /// address.
     pub link_local: Option<bool>,
-    /// `acceptRA`: whether router advertisements are followed.
+    /// Whether router advertisements are followed.
+    #[serde(rename = "acceptRA")]
     pub accept_ra: bool,
-    /// `dad`: whether duplicate address detection runs (ADD does not wait for it).
+    /// Whether duplicate address detection runs (ADD does not wait for it).
     pub dad: bool,
-    /// `rail`: the rail of the fabric that its NIC must be on.
+    /// The rail of the fabric that its NIC must be on.
+    #[serde(deserialize_with = "up_to::<_, _, MAX_RAIL>")]
     pub rail: Option<u32>,
-    /// `sourceRouting`: whether it is routed by source.
+    #[serde(skip)]
     pub source_routing: SourceRouting,
-    /// `rdma`: what becomes of the RDMA devices.
+    /// What becomes of the RDMA devices.
+    #[serde(skip)]
     pub rdma: RdmaRequirement,
     /// `runtimeConfig.CNIDeviceInfoFile`.
+    #[serde(skip)]
     pub device_info: Option<String>,
     /// What of the configuration has no effect, as sentences.
+    #[serde(skip)]
     pub notes: Vec<String>,
 }
 
-/// The keys that are one value each, as they are written.
+/// The other keys, of which something is derived.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Keys {
-    #[serde(rename = "acceptRA")]
-    accept_ra: bool,
     attach: Option<Attach>,
-    bcqueuelen: Option<u32>,
-    dad: bool,
     device: Option<String>,
     #[serde(rename = "deviceID")]
     device_id: Option<String>,
-    devices: Option<Devices>,
-    #[serde(deserialize_with = "guid")]
-    guid: Option<Guid>,
-    #[serde(deserialize_with = "hardware_address")]
-    hwaddr: Option<MacAddress>,
+    guid: Option<String>,
+    hwaddr: Option<String>,
     ib_kubernetes_enabled: bool,
-    #[serde(deserialize_with = "kernel_path")]
     kernelpath: Option<String>,
-    link_local: Option<bool>,
-    #[serde(deserialize_with = "mac")]
-    mac: Option<MacAddress>,
-    master: Option<String>,
-    mode: Option<String>,
-    #[serde(deserialize_with = "mtu")]
-    mtu: Option<u32>,
+    #[serde(rename = "link_state", deserialize_with = "word")]
+    link_state: Option<LinkState>,
+    mac: Option<String>,
+    #[serde(rename = "max_tx_rate")]
+    max_tx_rate: Option<u32>,
+    #[serde(rename = "min_tx_rate")]
+    min_tx_rate: Option<u32>,
     names: Option<Names>,
     #[serde(rename = "pciBusID")]
     pci_bus_id: Option<String>,
     pkey: Option<Value>,
-    port: Option<u32>,
-    #[serde(deserialize_with = "rail")]
-    rail: Option<u32>,
     rdma: Option<RdmaRequirement>,
     rdma_device: Option<String>,
+    source_routing: Option<Value>,
+    #[serde(deserialize_with = "word")]
+    spoofchk: Option<vf::Switch>,
+    #[serde(deserialize_with = "word")]
+    trust: Option<vf::Switch>,
     r#type: Option<String>,
-    umcast: Option<bool>,
+    #[serde(deserialize_with = "up_to::<_, _, { MAX_VLAN as u32 }>")]
+    vlan: Option<u16>,
+    #[serde(deserialize_with = "word")]
+    vlan_proto: Option<Protocol>,
+    #[serde(rename = "vlanQoS", deserialize_with = "up_to::<_, _, 7>")]
+    vlan_qos: Option<u8>,
 }
 
-/// Keys that are read in groups, and those that every plugin has.
-const GROUPED: &str = "args capabilities cniVersion dns ipam link_state max_tx_rate min_tx_rate name \
-                       prevResult runtimeConfig sourceRouting spoofchk trust vlan vlanProto vlanQoS";
+/// Keys that every plugin has.
+const SHARED: &str = "args capabilities cniVersion dns ipam name prevResult runtimeConfig";
 
 /// The `type` under which the RDMA CNI plugin is installed. In its place this one does what that does.
 const RDMA_CNI: &str = "rdma";
@@ -173,163 +195,129 @@ impl Config {
         added.extend(root.value("prevResult").is_none().then_some(&pod));
         let notes = keys::check(&root, &added)?;
         let keys: Keys = keys::read(&root)?;
+        let mut config = Config {
+            notes,
+            ..keys::read(&root)?
+        };
         let replaces_rdma_cni = keys.r#type.as_deref() == Some(RDMA_CNI);
-        let attach = keys
-            .attach
-            .or(replaces_rdma_cni.then_some(Attach::RdmaOnly));
-        let attach = attach.ok_or_else(|| {
-            Error::new(Code::InvalidConfig, "attach is missing")
-                .with_details(format!("set it to {}", Attach::words()))
-        })?;
-        // What the runtime says of this pod's allocation, before anything static. Multus writes
-        // an allocation's ID into pciBusID as well, whether or not it is one.
-        let allocation = [
-            ("deviceID", runtime.text("deviceID")?),
-            ("deviceID", keys.device_id.as_deref()),
-            ("pciBusID", keys.pci_bus_id.as_deref()),
-        ];
-        let mut allocation = allocation.into_iter().filter_map(|(k, t)| Some((k, t?)));
-        let allocation = allocation
-            .next()
-            .map(|(key, text)| allocation_of(key, text));
-        let allocation = allocation.transpose()?;
-        let is_allocation = |text: &&str| allocation.as_ref().is_some_and(|a| a.text == *text);
-        let bus = keys
-            .pci_bus_id
-            .as_deref()
-            .filter(|text| !is_allocation(text));
-        let bus = bus.map(str::parse).transpose();
-        let bus = bus.map_err(|e| root.wrong("pciBusID", e))?;
-        let by_rdma_device = keys.rdma_device.map(Target::RdmaDevice);
-        // The order is that of the host-device plugin.
-        let device = (keys.device.map(Target::Name))
-            .or(keys.hwaddr.map(Target::Mac))
-            .or(keys.kernelpath.map(Target::KernelPath))
-            .or(bus.map(|address| Target::Hca(HcaId::Pci(address))))
-            .or(by_rdma_device);
-        let guid = given(&runtime, "infinibandGUID", parse_guid)?
-            .or(given(&pod, "guid", parse_guid)?)
-            .or(keys.guid);
-        let is_configured = pod.text("mellanox.infiniband.app")? == Some("configured");
-        if keys.ib_kubernetes_enabled && (guid.is_none() || !is_configured) {
-            return Err(Error::new(
-                Code::TryAgain,
-                "ibKubernetesEnabled: ib-kubernetes has not given the pod a GUID for this network",
-            )
-            .with_details(
-                "its log names the pod; it serves networks of type ib-sriov alone (docs/migration.md)",
-            ));
-        }
-        let devices = keys.devices.unwrap_or_default();
-        if keys.names.is_some() && devices == Devices::One {
-            let wrong = root.wrong("names", "has a meaning for several interfaces only");
-            return Err(wrong.with_details(
-                "set devices to all, or leave names out: the runtime names the interface",
-            ));
-        }
-        let rdma = match keys.rdma {
+        config.attach = match keys.attach {
+            Some(attach) => attach,
+            None if replaces_rdma_cni => Attach::RdmaOnly,
+            None => {
+                let remedy = format!("set it to {}", Attach::words());
+                return Err(invalid("attach is missing", remedy));
+            }
+        };
+        config.rdma = match keys.rdma {
             // As that plugin refuses a node whose RDMA devices cannot be a pod's own.
             None if replaces_rdma_cni => RdmaRequirement::Required,
             rdma => rdma.unwrap_or_default(),
         };
-        let mut config = Config {
-            attach,
-            device,
-            master: keys.master,
-            devices,
-            names: keys.names.unwrap_or_default(),
-            allocation,
-            port: keys.port.filter(|port| *port > 0),
-            mode: keys.mode,
-            mtu: keys.mtu,
+        // What the runtime says of this pod's allocation, before anything static. Multus writes
+        // an allocation's ID into pciBusID as well, whether or not it is one.
+        let id = runtime.text("deviceID")?.or(keys.device_id.as_deref());
+        let id = id.map(|id| ("deviceID", id));
+        let bus = keys.pci_bus_id.as_deref().map(|id| ("pciBusID", id));
+        let allocation = id
+            .or(bus)
+            .map(|(key, text)| parsed(key, Some(text), allocation_of));
+        config.allocation = allocation.transpose()?.flatten();
+        let bus = bus.filter(|bus| id.is_some_and(|id| id.1 != bus.1));
+        let bus = parsed("pciBusID", bus.map(|bus| bus.1), str::parse::<PciAddress>)?;
+        // The order is that of the host-device plugin.
+        config.device = (keys.device.clone().map(Target::Name))
+            .or(parsed("hwaddr", keys.hwaddr.as_deref(), str::parse)?.map(Target::Mac))
+            .or(parsed(
+                "kernelpath",
+                keys.kernelpath.as_deref(),
+                kernel_path,
+            )?)
+            .or(bus.map(|address| Target::Hca(HcaId::Pci(address))))
+            .or(keys.rdma_device.clone().map(Target::RdmaDevice));
+        let guid = added_text(&runtime, "infinibandGUID", parse_guid)?
+            .or(added_text(&pod, "guid", parse_guid)?)
+            .or(parsed("guid", keys.guid.as_deref(), parse_guid)?);
+        let is_configured = pod.text("mellanox.infiniband.app")? == Some("configured");
+        if keys.ib_kubernetes_enabled && (guid.is_none() || !is_configured) {
+            return Err(Error::advise(
+                Code::TryAgain,
+                "ibKubernetesEnabled: ib-kubernetes has not given the pod a GUID for this network",
+                "its log names the pod; it serves networks of type ib-sriov alone (docs/migration.md)",
+            ));
+        }
+        config.vf = vf::settings(&keys, guid)?;
+        config.mac = match config.attach {
             // In a chain that of runtime and pod is for the plugin that makes the interface.
-            mac: match attach {
-                Attach::RdmaOnly => keys.mac,
-                _ => added_mac(request, &runtime, &pod)?.or(keys.mac),
-            },
-            vf: vf::read(&root, guid)?,
-            broadcast_queue: keys.bcqueuelen.filter(|packets| *packets > 0),
+            Attach::RdmaOnly => None,
+            _ => added_mac(request, &runtime, &pod)?,
+        }
+        .or(parsed("mac", keys.mac.as_deref(), unicast)?);
+        config.pkey = match &keys.pkey {
             // ib-kubernetes makes the port of the VF a member.
-            pkey: match keys.pkey {
-                Some(value) if !keys.ib_kubernetes_enabled => Some(pkey(&root, &value, pkeys)?),
-                _ => None,
-            },
-            user_multicast: keys.umcast,
-            link_local: keys.link_local,
-            accept_ra: keys.accept_ra,
-            dad: keys.dad,
-            rail: keys.rail,
-            source_routing: SourceRouting::read(&root)?,
-            rdma,
-            device_info: runtime.text("CNIDeviceInfoFile")?.map(str::to_owned),
-            notes,
+            Some(value) if !keys.ib_kubernetes_enabled => Some(pkey(value, pkeys)?),
+            _ => None,
         };
-        request.config.ipam_type()?;
-        let given = kinds::given(&root, &config, bus.is_some());
-        kinds::check(&config, &given)?;
-        let mut naming = kinds::NAMING.into_iter().filter(|key| given.contains(key));
-        let first = naming.next().unwrap_or_default();
-        let idle = naming.map(|key| format!("{key} has no effect beside {first}"));
+        config.source_routing = SourceRouting::read(keys.source_routing.as_ref())?;
+        config.device_info = runtime.text("CNIDeviceInfoFile")?.map(str::to_owned);
+        if keys.names.is_some() && config.devices == Devices::One {
+            return Err(invalid(
+                "names: has a meaning for several interfaces only",
+                "set devices to all, or leave names out: the runtime names the interface",
+            ));
+        }
+        let has_ipam = request.config.ipam_type()?.is_some();
+        let idle = kinds::check(&keys, &config, bus.is_some(), has_ipam)?;
         config.notes.extend(idle);
+        config.names = keys.names.unwrap_or_default();
         Ok(config)
     }
 
-    /// `mode` of a macvlan; bridge when it is not given.
-    pub fn macvlan_mode(&self) -> Result<MacvlanMode, Error> {
-        Ok(self
-            .mode_of(&MacvlanMode::ALL, MacvlanMode::as_str)?
-            .unwrap_or_default())
-    }
-
-    /// `mode` of an ipvlan; l2 when it is not given.
-    pub fn ipvlan_mode(&self) -> Result<IpvlanMode, Error> {
-        Ok(self
-            .mode_of(&IpvlanMode::ALL, IpvlanMode::as_str)?
-            .unwrap_or_default())
-    }
-
-    /// `mode` of an IPoIB child; none means its parent's.
-    pub fn ipoib_mode(&self) -> Result<Option<IpoibMode>, Error> {
-        self.mode_of(&IpoibMode::ALL, IpoibMode::as_str)
-    }
-
-    fn mode_of<T: Copy>(&self, all: &[T], word: fn(T) -> &'static str) -> Result<Option<T>, Error> {
-        let Some(text) = self.mode.as_deref() else {
+    /// `mode` as a mode of the kind of attachment; none when it is not given.
+    ///
+    /// # Errors
+    /// Code 7: this kind does not have it.
+    pub fn mode<T: DeserializeOwned>(&self) -> Result<Option<T>, Error> {
+        let Some(mode) = self.mode.as_deref() else {
             return Ok(None);
         };
-        let found = all.iter().copied().find(|known| word(*known) == text);
-        found.map(Some).ok_or_else(|| {
+        let read = T::deserialize(mode.into_deserializer()).map(Some);
+        read.map_err(|rule: json::Error| {
             let kind = self.attach.as_str();
-            let what = format!("mode: {text:?} is not a mode of {kind}");
-            let words = all.iter().map(|known| word(*known));
-            let expected = format!("expected {}", attach::one_of(words));
-            Error::new(Code::InvalidConfig, what).with_details(expected)
+            invalid(format!("mode: {mode:?} is not a mode of {kind}"), rule)
         })
     }
 }
 
-fn allocation_of(key: &str, text: &str) -> Result<Allocation, Error> {
-    // People write PCI addresses in capitals, too.
-    let unit = match text.parse::<PciAddress>() {
-        Ok(address) => UnitId::Exclusive(HcaId::Pci(address)),
-        Err(_) => text
-            .parse()
-            .map_err(|e| Error::new(Code::InvalidConfig, format!("{key}: {e}")))?,
-    };
+fn invalid(msg: impl fmt::Display, remedy: impl fmt::Display) -> Error {
+    Error::advise(Code::InvalidConfig, msg, remedy)
+}
+
+fn allocation_of(text: &str) -> Result<Allocation, unit::Error> {
+    // A PCI address can be in capitals.
+    let address = text.parse().map(|pci| UnitId::Exclusive(HcaId::Pci(pci)));
     Ok(Allocation {
-        unit,
+        unit: address.or_else(|_| text.parse())?,
         text: text.to_owned(),
     })
 }
 
+/// What `parse` makes of the text of a key.
+fn parsed<T, E: fmt::Display>(
+    key: impl fmt::Display,
+    text: Option<&str>,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<Option<T>, Error> {
+    let value = text.map(parse).transpose();
+    value.map_err(|why| Error::new(Code::InvalidConfig, format!("{key}: {why}")))
+}
+
 /// A key that runtime or pod adds.
-fn given<T>(
+fn added_text<T>(
     section: &Section<'_>,
     key: &str,
     parse: impl Fn(&str) -> Result<T, String>,
 ) -> Result<Option<T>, Error> {
-    let value = section.text(key)?.map(parse).transpose();
-    value.map_err(|reason| section.wrong(key, reason))
+    parsed(section.path_of(key), section.text(key)?, parse)
 }
 
 /// The runtime's address before the pod's.
@@ -338,11 +326,13 @@ fn added_mac(
     runtime: &Section<'_>,
     pod: &Section<'_>,
 ) -> Result<Option<MacAddress>, Error> {
-    let mac = given(runtime, "mac", unicast)?.or(given(pod, "mac", unicast)?);
-    let args = request.env.args.get("MAC").filter(|_| mac.is_none());
-    let args = args.map(unicast).transpose();
-    let wrong = |reason| Error::new(Code::InvalidEnvironment, format!("CNI_ARGS MAC: {reason}"));
-    Ok(mac.or(args.map_err(wrong)?))
+    let added = added_text(runtime, "mac", unicast)?.or(added_text(pod, "mac", unicast)?);
+    let args = request.env.args.get("MAC").filter(|_| added.is_none());
+    let args = parsed("CNI_ARGS MAC", args, unicast).map_err(|e| Error {
+        code: Code::InvalidEnvironment,
+        ..e
+    })?;
+    Ok(added.or(args))
 }
 
 fn unicast(text: &str) -> Result<MacAddress, String> {
@@ -364,38 +354,34 @@ fn parse_guid(text: &str) -> Result<Guid, String> {
     })
 }
 
-/// What `parse` makes of a text.
-fn parsed<'de, D: Deserializer<'de>, T>(
+fn kernel_path(path: &str) -> Result<Target, String> {
+    let below = path.strip_prefix("/sys/devices/").unwrap_or_default();
+    let mut parts = below.split('/');
+    match parts.any(|part| matches!(part, "" | "." | "..")) {
+        true => Err(format!("{path:?} is not a path below /sys/devices")),
+        false => Ok(Target::KernelPath(path.to_owned())),
+    }
+}
+
+/// A word in any case, as the SR-IOV plugin reads it.
+fn word<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    let word = Option::<String>::deserialize(from)?.map(|word| word.to_ascii_lowercase());
+    let read = word.map(|word| T::deserialize(word.into_deserializer()));
+    read.transpose()
+}
+
+fn not_zero<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    Ok(Option::deserialize(from)?.filter(|number| *number > 0))
+}
+
+fn up_to<'de, D: Deserializer<'de>, T: TryFrom<u32>, const MAX: u32>(
     from: D,
-    parse: impl Fn(&str) -> Result<T, String>,
 ) -> Result<Option<T>, D::Error> {
-    let text = Option::<String>::deserialize(from)?;
-    let value = text.as_deref().map(parse).transpose();
-    value.map_err(D::Error::custom)
-}
-
-fn guid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Guid>, D::Error> {
-    parsed(from, parse_guid)
-}
-
-fn mac<'de, D: Deserializer<'de>>(from: D) -> Result<Option<MacAddress>, D::Error> {
-    parsed(from, unicast)
-}
-
-fn hardware_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<MacAddress>, D::Error> {
-    parsed(from, |text| text.parse().map_err(|e| format!("{e}")))
-}
-
-fn kernel_path<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    parsed(from, |path| {
-        let below = path.strip_prefix("/sys/devices/").unwrap_or_default();
-        let is_plain = below
-            .split('/')
-            .all(|part| !matches!(part, "" | "." | ".."));
-        is_plain
-            .then(|| path.to_owned())
-            .ok_or_else(|| "must be below /sys/devices".to_owned())
-    })
+    let Some(number) = Option::<u32>::deserialize(from)? else {
+        return Ok(None);
+    };
+    let fits = T::try_from(number).ok().filter(|_| number <= MAX).map(Some);
+    fits.ok_or_else(|| D::Error::custom(format_args!("must be from 0 to {MAX}")))
 }
 
 /// Zero means "not given", as in the reference plugins. Every link carries 68 bytes (RFC 791).
@@ -406,17 +392,8 @@ fn mtu<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     }
 }
 
-fn rail<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    match Option::<u32>::deserialize(from)? {
-        Some(rail) if rail > MAX_RAIL => Err(D::Error::custom(
-            "must be the number of a rail, from 0 to 255",
-        )),
-        rail => Ok(rail),
-    }
-}
-
 /// A partition key, as a number, as people write it (`0x8001`), or by its name in the policy.
-fn pkey(root: &Section<'_>, value: &Value, names: &BTreeMap<String, u16>) -> Result<u16, Error> {
+fn pkey(value: &Value, names: &BTreeMap<String, u16>) -> Result<u16, Error> {
     let named = match value {
         Value::String(name) => names.get(name).copied(),
         _ => None,
@@ -427,16 +404,19 @@ fn pkey(root: &Section<'_>, value: &Value, names: &BTreeMap<String, u16>) -> Res
             false => format!("which has {}", list(names.keys())),
         };
         let found = value.describe();
-        let wrong = root.wrong("pkey", format_args!("{found} is not a partition key"));
-        wrong.with_details(format!(
-            "expected a number such as \"0x8001\", which is full member of partition 1, or a name \
-             of pkeys in the node's policy, {names}"
-        ))
+        invalid(
+            format!("pkey: {found} is not a partition key"),
+            format!(
+                "expected a number such as \"0x8001\", which is full member of partition 1, or a \
+                 name of pkeys in the node's policy, {names}"
+            ),
+        )
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use attachment::part::{IpoibMode, IpvlanMode, MacvlanMode};
     use cni_wire::{Args, Command, Environment, NetworkConfig};
     use serde_json::{Value, json};
 
@@ -663,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn a_netdev_to_be_moved_stands_beside_nothing_of_a_child() {
+    fn a_netdev_to_move_and_a_master_exclude_each_other() {
         let devices = [
             ("device", json!("eth1")),
             ("hwaddr", json!("02:00:00:00:00:01")),
@@ -729,20 +709,19 @@ mod tests {
             ..Config::default()
         };
         for text in ["bridge", "private", "vepa", "passthru"] {
-            assert!(mode(text).macvlan_mode().is_ok(), "{text}");
-            assert!(mode(text).ipvlan_mode().is_err(), "{text}");
+            assert!(mode(text).mode::<MacvlanMode>().is_ok(), "{text}");
+            assert!(mode(text).mode::<IpvlanMode>().is_err(), "{text}");
         }
-        for text in ["source", "foo", "l2"] {
-            assert!(mode(text).macvlan_mode().is_err(), "{text}");
+        for text in ["source", "foo", "l2", "Bridge"] {
+            assert!(mode(text).mode::<MacvlanMode>().is_err(), "{text}");
         }
         for text in ["l2", "l3", "l3s"] {
-            assert!(mode(text).ipvlan_mode().is_ok(), "{text}");
+            assert!(mode(text).mode::<IpvlanMode>().is_ok(), "{text}");
         }
-        assert_eq!(
-            mode("connected").ipoib_mode().unwrap(),
-            Some(IpoibMode::Connected)
-        );
-        assert!(mode("bridge").ipoib_mode().is_err());
+        let connected = mode("connected").mode();
+        assert_eq!(connected, Ok(Some(IpoibMode::Connected)));
+        let error = mode("bridge").mode::<IpoibMode>().unwrap_err();
+        assert_eq!(error.details, "must be \"datagram\" or \"connected\"");
     }
 
     #[test]

@@ -10,7 +10,6 @@ mod rails;
 mod vf;
 
 use attachment::{
-    addresses,
     netdev::snapshot::Snapshot,
     part::{Child, ChildLink, Interface, IpoibMode, MacvlanMode, Move, Parent, Part, RdmaOnly},
 };
@@ -19,19 +18,19 @@ use hca::HcaId;
 use netlink::link::Link;
 use netlink_packet_route::link::InfoKind;
 
-pub(crate) use authorize::needs_allocation;
-pub use authorize::{Asked, authorize};
+pub use authorize::authorize;
+pub(crate) use authorize::{is_allocated, needs_allocation};
 pub use fits::carries_ipv6;
 
 use crate::{
     config::{Attach, ChildKind, Config, Devices},
     error::Error,
-    facts::{self, Facts, ForOne, Found, HostLink, MovableState, Nic},
+    facts::{self, Facts, Found, HostLink, MovableState, Nic},
     rdma::{self, RdmaRequirement},
 };
 
 /// Decides what becomes of each NIC, by rails where there are several. Complete but for what an IPAM
-/// leases. Without NICs, what network and policy say alone is judged, and there are no parts.
+/// leases. Without NICs it judges network and policy alone, and returns no parts.
 ///
 /// # Errors
 /// Code 101: policy or kubelet deny it; code 7: the network says what cannot be; code 11: it can succeed
@@ -41,13 +40,11 @@ pub fn decide(network: &Config, facts: &Facts<'_>) -> Result<Vec<Part>, Error> {
         return Err(first);
     }
     for nic in &facts.nics {
-        is_of_unit(nic)?;
-        let asked = Asked {
-            config: network,
-            found: &nic.found,
-            moves_rdma: moves_rdma(network, &nic.found)?,
-        };
-        authorize(asked, facts)?;
+        if let Some(host) = nic.found.host_link() {
+            is_of_unit(nic, host)?;
+            moves_rdma(network, host)?;
+        }
+        authorize(network, &nic.found, facts)?;
         fits::fits(network, nic, facts)?;
     }
     let rails = rails::number(network, facts)?;
@@ -62,28 +59,19 @@ pub fn decide(network: &Config, facts: &Facts<'_>) -> Result<Vec<Part>, Error> {
     Ok(parts)
 }
 
-/// All that is wrong whichever NIC it is about: of these [`decide`] names the first.
+/// All that is wrong for every NIC: of these [`decide`] names the first.
 pub fn refusals(network: &Config, facts: &Facts<'_>) -> Vec<Error> {
     let mut found = Vec::new();
     if network.devices == Devices::All {
         if !facts.by_unit {
-            let what =
-                "devices: all is about the units of a resource, and no deviceID says of which";
-            found.push(Error::new(Code::InvalidConfig, what).with_details(
+            found.push(Error::advise(
+                Code::InvalidConfig,
+                "devices: all is about the units of a resource, and no deviceID says of which",
                 "name the resource in the network's annotation k8s.v1.cni.cncf.io/resourceName, so \
                  that Multus passes one of the pod's units",
             ));
         }
-        found.extend(facts.for_one.as_ref().map(|one| {
-            match one {
-                ForOne::Ipam(ipam) => addresses::serves_one(ipam).into(),
-                ForOne::Chain => Error::new(
-                    Code::InvalidConfig,
-                    "the addresses of the list's interface cannot go over to several ipvlans",
-                )
-                .with_details("set ipam, or leave devices out"),
-            }
-        }));
+        found.extend(facts.for_one.clone());
     } else {
         let lacks_target = facts::lacks_target(network, facts.by_unit, &facts.policy.allow);
         found.extend(lacks_target.err());
@@ -104,46 +92,38 @@ pub fn refusals(network: &Config, facts: &Facts<'_>) -> Vec<Error> {
     found
 }
 
-/// Whether RDMA devices leave the host for the pod.
+/// Whether the RDMA devices of a netdev leave the host for the pod with it.
 ///
 /// # Errors
 /// Code 50: the mode of the RDMA subsystem does not allow what the network says; code 7: the netdev has
 /// no RDMA device.
-pub(crate) fn moves_rdma(network: &Config, found: &Found) -> Result<bool, Error> {
-    let (mode, has_rdma, name) = match found {
-        Found::RdmaOnly(only) => (only.mode, true, only.interface_name()),
-        Found::Move(_) | Found::Child(..) => {
-            let host = found.host_link();
-            let name = host.map_or(String::new(), |host| host.link.name.to_string());
-            let mode = host.and_then(|host| host.mode);
-            (mode, host.is_some_and(|host| !host.rdma.is_empty()), name)
-        }
-    };
-    rdma::moves(network.rdma, network.attach, mode, has_rdma, &name)
+pub(crate) fn moves_rdma(network: &Config, host: &HostLink) -> Result<bool, Error> {
+    let (has_rdma, name) = (!host.rdma.is_empty(), host.link.name.to_string());
+    rdma::moves(network.rdma, network.attach, host.mode, has_rdma, &name)
 }
 
 /// Refuses a netdev that is not one of the allocated HCA: the pod would have the device nodes of one
 /// HCA and its address on another.
-fn is_of_unit(nic: &Nic) -> Result<(), Error> {
-    let (Some(unit), Some(host)) = (&nic.unit, nic.found.host_link()) else {
+fn is_of_unit(nic: &Nic, host: &HostLink) -> Result<(), Error> {
+    let Some((unit, hca)) = nic.unit.as_ref().and_then(|u| Some((u, u.hcas.first()?))) else {
         return Ok(());
     };
-    let Some(hca) = unit.hcas.first().filter(|_| !nic.is_of_unit) else {
+    if nic.is_of_unit {
         return Ok(());
-    };
+    }
     let (name, text) = (&host.link.name, &unit.text);
     let of = match host.hcas.is_empty() {
         true => "does not belong to an HCA".to_owned(),
         false => format!("belongs to {}", list(&host.hcas)),
     };
-    Err(Error::new(
+    Err(Error::advise(
         Code::InvalidConfig,
-        format!("netdev {name} {of}, but deviceID {text} is a unit of {hca}"),
-    )
-    .with_details(format!(
-        "leave out the key that names {name}: the unit decides; or name a netdev of {hca}, or a bond, \
-         bridge or VLAN on it"
-    )))
+        format_args!("netdev {name} {of}, but deviceID {text} is a unit of {hca}"),
+        format_args!(
+            "leave out the key that names {name}: the unit decides; or name a netdev of {hca}, or a \
+             bond, bridge or VLAN on it"
+        ),
+    ))
 }
 
 fn part(network: &Config, facts: &Facts<'_>, nic: &Nic, rail: Option<u32>) -> Result<Part, Error> {
@@ -157,25 +137,21 @@ fn part(network: &Config, facts: &Facts<'_>, nic: &Nic, rail: Option<u32>) -> Re
         ..Interface::default()
     };
     Ok(match &nic.found {
-        Found::Move(movable) => Part::Move(Box::new(Move {
-            host: moved(
-                network,
-                facts,
-                movable.state.as_ref().map_err(Error::clone)?,
-            )?,
-            hcas: movable.link.hcas.iter().map(HcaId::to_string).collect(),
-            rdma: {
-                let state = movable.state.as_ref().map_err(Error::clone)?;
-                let devices = state.rdma.decide()?;
-                match moves_rdma(network, &nic.found)? {
-                    true => devices,
-                    false => Vec::new(),
-                }
-            },
-            interface,
-            slots,
-            returned: None,
-        })),
+        Found::Move(movable) => {
+            let state = movable.state.as_ref().map_err(Error::clone)?;
+            let mut rdma = state.rdma.decide()?;
+            if !moves_rdma(network, &movable.link)? {
+                rdma.clear();
+            }
+            Part::Move(Box::new(Move {
+                host: moved(network, facts, state)?,
+                hcas: movable.link.hcas.iter().map(HcaId::to_string).collect(),
+                rdma,
+                interface,
+                slots,
+                returned: None,
+            }))
+        }
         Found::Child(kind, parent) => {
             let (index, mac) = &nic.random;
             let link = child_link(network, *kind, &parent.link)?;
@@ -200,7 +176,10 @@ fn part(network: &Config, facts: &Facts<'_>, nic: &Nic, rail: Option<u32>) -> Re
         }
         Found::RdmaOnly(only) => Part::RdmaOnly(RdmaOnly {
             interface: interface.name,
-            rdma: only.rdma.as_ref().map_err(Error::clone)?.decide()?,
+            rdma: match &only.moving {
+                Some(moving) => moving.as_ref().map_err(Error::clone)?.decide()?,
+                None => Vec::new(),
+            },
             slots,
         }),
     })
@@ -234,18 +213,18 @@ fn default_mtu(link: ChildLink, parent: &Link) -> Option<u32> {
 fn child_link(network: &Config, kind: ChildKind, parent: &Link) -> Result<ChildLink, Error> {
     Ok(match kind {
         ChildKind::Macvlan => ChildLink::Macvlan {
-            mode: network.macvlan_mode()?,
+            mode: network.mode()?.unwrap_or_default(),
             broadcast_queue: network.broadcast_queue,
         },
         ChildKind::Ipvlan => ChildLink::Ipvlan {
-            mode: network.ipvlan_mode()?,
+            mode: network.mode()?.unwrap_or_default(),
         },
         ChildKind::Ipoib => {
             let (pkey, of_parent) = ipoib_of(parent);
             ChildLink::Ipoib {
                 // The kernel wants the membership bit set and works it out from the port's table.
                 pkey: network.pkey.unwrap_or(pkey) | 0x8000,
-                mode: network.ipoib_mode()?.unwrap_or(of_parent),
+                mode: network.mode()?.unwrap_or(of_parent),
                 user_multicast: network.user_multicast.unwrap_or(true),
             }
         }

@@ -9,7 +9,7 @@ mod host_link;
 mod rdma_only;
 mod target;
 
-use std::{collections::BTreeSet, path::Path};
+use std::{cell::OnceCell, collections::BTreeSet, path::Path};
 
 use attachment::{
     addresses::Ipam,
@@ -22,7 +22,7 @@ use attachment::{
     part::{self, Part},
     rdma::DeviceNodes,
 };
-use cni_wire::{CniResult, Code, Request};
+use cni_wire::{CniResult, Request};
 use hca::{HcaId, Host, MacAddress, NetnsMode, lookup};
 use netlink::{
     Name, Socket,
@@ -33,16 +33,17 @@ use netlink_packet_route::AddressFamily;
 use node::policy::{FabricAddresses, Policy};
 
 pub use host_link::{HostLink, NodeNetwork};
-pub use rdma_only::{PodInterface, RdmaOnly, RdmaTarget};
-pub use target::{Missing, lacks_target, move_target, name_of};
+pub use rdma_only::{RdmaOnly, RdmaTarget};
+pub use target::{lacks_target, move_target, name_of};
 
 use crate::{
     addressing,
     allocation::{self, Allocated, Devices},
     bind::Bound,
     config::{self, Attach, ChildKind, Config, UnitHcas},
-    decide::{self, Asked},
+    decide,
     error::Error,
+    orphan,
     rdma::{self, MovableRdma, RdmaRequirement},
 };
 use host_link::{absent, read as read_link, read_named};
@@ -60,8 +61,8 @@ pub struct Facts<'a> {
     pub ifname: String,
     /// Whether a unit of the pod decides about the NIC.
     pub by_unit: bool,
-    /// What gives addresses to one interface only: an IPAM, or the chain.
-    pub for_one: Option<ForOne>,
+    /// Why the addresses are not for several interfaces, if so.
+    pub for_one: Option<Error>,
     /// The rails for which the network has ranges of addresses; none where it has not one for each.
     pub ranges: Option<BTreeSet<u32>>,
     /// How the RDMA subsystem treats namespaces; none where that was not read: `rdma: required` asks.
@@ -74,24 +75,6 @@ pub struct Facts<'a> {
     pub devices: Option<Devices>,
     /// In the order of the HCAs.
     pub nics: Vec<Nic>,
-}
-
-/// What gives addresses to one interface only.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ForOne {
-    /// The program of an IPAM.
-    Ipam(String),
-    /// The chain, whose interface's addresses go over to an ipvlan.
-    Chain,
-}
-
-impl ForOne {
-    pub(crate) fn of(ipam: &Ipam, has_chain: bool) -> Option<Self> {
-        match has_chain {
-            true => Some(ForOne::Chain),
-            false => ipam.for_one().map(ForOne::Ipam),
-        }
-    }
 }
 
 /// A NIC that the network means.
@@ -150,61 +133,64 @@ impl Found {
 /// Units, and which HCAs they are: what the kubelet allocated, or the daemon bound.
 #[derive(Debug, Default)]
 pub(crate) struct Units {
-    pub allocated: Option<Allocated>,
-    pub devices: Option<Devices>,
+    allocated: OnceCell<Result<Allocated, Error>>,
+    /// With `devices: all` those of the resource.
+    devices: Option<Devices>,
     /// One for each NIC, in the order of the HCAs: every process that locks several NICs does so in this
     /// order.
     pub nics: Vec<Option<UnitHcas>>,
 }
 
 impl Units {
-    /// Reads what the kubelet allocated to the pod. A unit ID in a network is not proof: a tenant can
-    /// forge it. The daemon has returned the HCAs of slots, `bound`, already.
+    /// A unit ID in a network is not proof: a tenant can forge it. The daemon has returned the HCAs of
+    /// slots, `bound`, already.
     pub(crate) fn read(
         node: &Node,
         request: &Request,
         config: &Config,
         bound: Option<&Bound>,
     ) -> Result<Units, Error> {
-        let mut allocated = bound.map(Bound::allocated);
+        let mut units = Units::default();
         let Some(named) = &config.allocation else {
-            return Ok(Units {
-                allocated,
-                devices: None,
-                nics: vec![None],
-            });
+            units.nics.push(None);
+            return Ok(units);
         };
-        let mut devices = None;
         if config.devices == config::Devices::All {
             let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)?;
-            devices = Some(held.devices(&named.unit, &named.text, bound.map(Bound::hcas))?);
-            allocated = allocated.or_else(|| Some(held.allocated()));
+            units.devices = Some(held.devices(named, bound.map(Bound::hcas))?);
+            units.allocated = Ok(held.allocated()).into();
         }
-        let hcas: Vec<HcaId> = match (bound, &devices) {
-            (Some(bound), _) => bound.hcas().into_iter().collect(),
-            (None, Some(devices)) => devices.hcas.iter().cloned().collect(),
+        if let Some(bound) = bound {
+            units.allocated = Ok(bound.allocated()).into();
+        }
+        let hcas: Vec<HcaId> = match (&units.devices, bound) {
+            (Some(devices), _) => devices.hcas.iter().cloned().collect(),
+            (None, Some(bound)) => bound.hcas().into_iter().collect(),
             (None, None) => named.unit.hca().cloned().into_iter().collect(),
         };
-        let of = |hcas: Vec<HcaId>| {
-            let first = hcas.first();
-            Some(UnitHcas {
-                text: match first.filter(|_| devices.is_some()) {
-                    Some(hca) => hca.to_string(),
-                    None => named.text.clone(),
-                },
-                slot: bound.and_then(|bound| bound.slot(first?).cloned()),
-                hcas,
-            })
+        let unit = |hcas: Vec<HcaId>| UnitHcas {
+            text: match hcas
+                .first()
+                .filter(|_| config.devices == config::Devices::All)
+            {
+                Some(hca) => hca.to_string(),
+                None => named.text.clone(),
+            },
+            slot: bound.and_then(|bound| bound.slot(hcas.first()?).cloned()),
+            hcas,
         };
-        let is_one = config.attach == Attach::RdmaOnly || hcas.len() < 2;
-        let nics = match is_one {
-            true => vec![of(hcas)],
-            false => hcas.into_iter().map(|hca| of(vec![hca])).collect(),
+        units.nics = match config.attach == Attach::RdmaOnly || hcas.len() < 2 {
+            true => vec![Some(unit(hcas))],
+            false => hcas.into_iter().map(|hca| Some(unit(vec![hca]))).collect(),
         };
-        Ok(Units {
-            allocated,
-            devices,
-            nics,
+        Ok(units)
+    }
+
+    /// What the kubelet allocated to the pod. The daemon is asked once.
+    pub(crate) fn allocated(&self, node: &Node, request: &Request) -> &Result<Allocated, Error> {
+        self.allocated.get_or_init(|| {
+            let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)?;
+            Ok(held.allocated())
         })
     }
 
@@ -223,28 +209,21 @@ pub(crate) struct Reading<'a> {
     pub request: &'a Request,
     pub config: &'a Config,
     pub ipam: &'a Ipam,
-    /// A socket of the pod's namespace.
-    pub inside: &'a mut Socket,
-    /// The chain's result.
-    pub before: &'a CniResult,
+    pub units: &'a Units,
+    pub network: NodeNetwork,
 }
 
 impl Reading<'_> {
-    /// Reads what the NICs of `units` are. `true_names` are those of netdevs that move, where another
+    /// Reads what the NICs of the units are. `true_names` are those of netdevs that move, where another
     /// netdev has the name at present.
     ///
     /// # Errors
     /// Code 7 when the request does not say which link or device is meant, or there is none; code 11
     /// when the netdev is inside a pod; code 5 or 100 when reading fails.
-    pub(crate) fn nics(
-        &mut self,
-        units: &Units,
-        true_names: &[Option<Name>],
-    ) -> Result<Vec<Nic>, Error> {
-        let mut network = NodeNetwork::default();
+    pub(crate) fn nics(&mut self, true_names: &[Option<Name>]) -> Result<Vec<Nic>, Error> {
         let mut nics = Vec::new();
-        for (number, unit) in units.nics.iter().enumerate() {
-            let mut found = self.found(unit.as_ref(), units.device_nodes(), &mut network)?;
+        for (number, unit) in self.units.nics.iter().enumerate() {
+            let mut found = self.found(unit.as_ref())?;
             let true_name = true_names.get(number).cloned().flatten();
             if let (Found::Move(movable), Some(name)) = (&mut found, true_name)
                 && let Ok(state) = &mut movable.state
@@ -261,35 +240,57 @@ impl Reading<'_> {
         Ok(nics)
     }
 
-    fn found(
-        &mut self,
-        unit: Option<&UnitHcas>,
-        nodes: DeviceNodes,
-        network: &mut NodeNetwork,
-    ) -> Result<Found, Error> {
-        let config = self.config;
-        match config.attach {
+    fn found(&mut self, unit: Option<&UnitHcas>) -> Result<Found, Error> {
+        let (config, nodes) = (self.config, self.units.device_nodes());
+        Ok(match config.attach {
             Attach::RdmaOnly => {
-                let mut only = rdma_only::read(self, unit, network)?;
-                if only.mode == Some(NetnsMode::Exclusive) && config.rdma != RdmaRequirement::Off {
-                    only.rdma = rdma::read(self.node, &only.names(), None, nodes, None);
-                }
-                Ok(Found::RdmaOnly(Box::new(only)))
+                let network = &mut self.network;
+                let only = rdma_only::read(self.node, config, unit, nodes, network)?;
+                Found::RdmaOnly(Box::new(only))
             }
             Attach::Move => {
-                let target = move_target(config, unit)?;
-                let link = on_host(self.node, &target, config.port, network)?;
-                Ok(Found::Move(Box::new(Movable {
-                    dependent: dependents::of(self.node, &link, network)?,
+                let link = self.on_host(&move_target(config, unit)?)?;
+                Found::Move(Box::new(Movable {
+                    dependent: dependents::of(self.node, &link, &mut self.network)?,
                     state: self.state(&link, nodes),
                     link,
-                })))
+                }))
             }
-            Attach::Child(kind) => {
-                let parent = parent_on_host(self.node, config, unit, network)?;
-                Ok(Found::Child(kind, Box::new(parent)))
+            Attach::Child(kind) => Found::Child(kind, Box::new(self.parent(unit)?)),
+        })
+    }
+
+    /// The netdev of the host below a child.
+    fn parent(&mut self, unit: Option<&UnitHcas>) -> Result<HostLink, Error> {
+        let target = target::parent(self.node, self.config, unit)?;
+        let host = self.on_host(&target)?;
+        match (&target, &host.controller) {
+            // A port of a bond carries no children; the bond is how its HCA is used.
+            (config::Target::Hca(_), Some((bond, kind))) if kind == "bond" => {
+                read_named(self.node, bond, &mut self.network)
             }
+            _ => Ok(host),
         }
+    }
+
+    /// The netdev of the host that a target means.
+    ///
+    /// # Errors
+    /// Code 11 when a pod has it, also one that was attached since the journal was read last; code 7 when
+    /// there is none, or several.
+    fn on_host(&mut self, target: &config::Target) -> Result<HostLink, Error> {
+        let missing = match name_of(&self.node.roots, target, self.config.port) {
+            Ok(name) => match link::get(&mut self.node.netns.socket, By::Name(name.as_bytes()))? {
+                Some(link) => return read_link(self.node, link, &mut self.network),
+                None => absent(&name),
+            },
+            Err(error) => error,
+        };
+        let Some((record, moved)) = orphan::holder(self.node, target)? else {
+            return Err(missing);
+        };
+        orphan::may_have(self.node, self.request, self.units, &moved)?;
+        Err(orphan::in_use(&record, &moved))
     }
 
     fn state(&mut self, link: &HostLink, nodes: DeviceNodes) -> Result<MovableState, Error> {
@@ -306,12 +307,10 @@ impl Reading<'_> {
         snapshot.static_addresses = addresses == Addresses::OfHost
             && node.policy.values.fabric_addresses == FabricAddresses::Static
             && !link.rdma.is_empty();
-        let (socket, proc) = (&mut node.netns.socket, &node.roots.proc);
-        let obstacles = obstacle::obstacles(socket, proc, &link.link, &snapshot, addresses)?;
-        let moves_rdma = link.mode == Some(NetnsMode::Exclusive)
-            && self.config.rdma != RdmaRequirement::Off
-            && !link.rdma.is_empty();
-        // A driver that reads a GUID makes the RDMA device anew, too.
+        let socket = &mut node.netns.socket;
+        let obstacles = obstacle::obstacles(socket, &link.link, &snapshot, addresses)?;
+        let moves_rdma = decide::moves_rdma(self.config, link).unwrap_or_default();
+        // A driver that reads a new GUID makes the RDMA device anew.
         let rdma = match moves_rdma || self.config.vf.node_guid.is_some() {
             true => {
                 let names = rdma::of_netdev(&node.roots, &link.link, &link.rdma)?;
@@ -349,23 +348,14 @@ impl<'a> Facts<'a> {
     ) -> Result<Facts<'a>, Error> {
         let mut facts = Facts {
             exclusive: node.exclusive_hcas()?,
-            allocated: units.allocated.map(Ok),
-            devices: units.devices,
             nics,
             ..self
         };
-        let asks = |nic: &Nic| {
-            let asked = Asked {
-                config,
-                found: &nic.found,
-                moves_rdma: decide::moves_rdma(config, &nic.found).unwrap_or_default(),
-            };
-            decide::needs_allocation(asked, &facts)
-        };
-        if facts.allocated.is_none() && facts.nics.iter().any(asks) {
-            let held = allocation::ask(&node.daemon_socket(), &request.env.args, &node.log);
-            facts.allocated = Some(held.map(|held| held.allocated()));
+        let mut nics = facts.nics.iter();
+        if nics.any(|nic| decide::needs_allocation(config, &nic.found, &facts)) {
+            facts.allocated = Some(units.allocated(node, request).clone());
         }
+        facts.devices = units.devices;
         Ok(facts)
     }
 }
@@ -381,7 +371,7 @@ pub(crate) fn mode(node: &Node, config: &Config) -> Result<Option<Option<NetnsMo
     }
 }
 
-/// What of the pod's these interfaces can conflict with.
+/// The pod's default routes and tables, as far as these interfaces can conflict with them.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -397,8 +387,10 @@ pub(crate) fn pod(
             pod.defaults.extend((!found.is_empty()).then_some(family));
         }
     }
-    let rules = rule::list(inside, AddressFamily::Unspec)?;
-    pod.tables = rules.iter().map(rule::table_of).collect();
+    if requests.iter().any(|r| !r.config.source_routing.is_off()) {
+        let rules = rule::list(inside, AddressFamily::Unspec)?;
+        pod.tables = rules.iter().map(rule::table_of).collect();
+    }
     Ok(pod)
 }
 
@@ -418,7 +410,7 @@ pub(crate) fn nic_of<'n>(nics: &'n [Nic], part: &Part) -> Option<&'n Nic> {
 }
 
 impl<'a> Facts<'a> {
-    /// What is known before a pod asks: STATUS, `rdmactl validate`.
+    /// For STATUS and `rdmactl validate`.
     pub fn without_pod(policy: &'a Policy, policy_path: &'a Path) -> Facts<'a> {
         Facts {
             policy,
@@ -458,7 +450,7 @@ fn is_of_unit(
     if netdev.hcas.contains(hca) {
         return Ok(true);
     }
-    // A GUID is another name of hardware that has an address, too. What has no bus a pod may have.
+    // A GUID is another name of hardware that has an address. A device without a bus can be in a pod.
     let devices = match lookup::on_hca(host, hca) {
         Err(e) if e.is_missing() && matches!(hca, HcaId::NodeGuid(_)) => Vec::new(),
         Err(e) => return Err(unreadable(&e)),
@@ -470,65 +462,10 @@ fn is_of_unit(
         .any(|port| devices.contains(&port.device)))
 }
 
-/// The netdev of the host below a child.
-fn parent_on_host(
-    node: &mut Node,
-    config: &Config,
-    unit: Option<&UnitHcas>,
-    network: &mut NodeNetwork,
-) -> Result<HostLink, Error> {
-    let target = target::parent(node, config, unit)?;
-    let host = on_host(node, &target, config.port, network)?;
-    match (&target, &host.controller) {
-        // A port of a bond carries no children; the bond is how its HCA is used.
-        (config::Target::Hca(_), Some((bond, kind))) if kind == "bond" => {
-            read_named(node, &bond.clone(), network)
-        }
-        _ => Ok(host),
-    }
-}
-
-/// The netdev of the host that a target means.
+/// The netdev of the host that a network names as its master; empty where a unit or the pod decides.
 ///
 /// # Errors
-/// Code 11 when a pod has it, also one that was attached since the journal was read last; code 7 when
-/// there is none, or several.
-fn on_host(
-    node: &mut Node,
-    target: &config::Target,
-    port: Option<u32>,
-    network: &mut NodeNetwork,
-) -> Result<HostLink, Error> {
-    let found = name_of(&node.roots, target, port).and_then(|name| {
-        match link::get(&mut node.netns.socket, By::Name(name.as_bytes())) {
-            Ok(Some(link)) => Ok(link),
-            Ok(None) => Err(Missing::Netdev(absent(&name))),
-            Err(e) => Err(Missing::Other(e.into())),
-        }
-    });
-    match found {
-        Ok(link) => read_link(node, link, network),
-        Err(Missing::Netdev(error)) => Err(match crate::orphan::holder(node, target)? {
-            Some((record, moved)) => Error::new(
-                Code::TryAgain,
-                format!(
-                    "netdev {} is in the network namespace of {}",
-                    moved.host.name,
-                    record.owner()
-                ),
-            )
-            .with_details("it returns to the host when that pod is deleted"),
-            None => error,
-        }),
-        Err(Missing::Other(error)) => Err(error),
-    }
-}
-
-/// The netdev of the host that a network names as its master, for whichever pod; none where a unit or
-/// the pod decides.
-///
-/// # Errors
-/// Code 7: there is none of this name.
+/// Code 7: it does not exist.
 pub(crate) fn named_master(node: &mut Node, config: &Config) -> Result<Vec<Nic>, Error> {
     let (Some(name), Attach::Child(kind)) = (&config.master, config.attach) else {
         return Ok(Vec::new());

@@ -54,7 +54,7 @@ pub(crate) fn common_index(ready: &[Ready]) -> Option<u32> {
 /// Waits for the GIDs of the addresses of interface `ifname`, in the tables of these ports, until
 /// [`GID_TIMEOUT`] after `started`.
 ///
-/// Those that do not come are named in the log, with what is known of the table.
+/// The log names those that are missing then.
 pub(crate) fn await_ready(
     host: &Host,
     ports: &[PortId],
@@ -74,33 +74,27 @@ pub(crate) fn await_ready(
             }
         }
         for address in addresses {
-            loop {
+            let found = loop {
                 match gid::find_roce_v2(host, port, *address, Some(ifname)) {
-                    Ok(Some(entry)) => {
-                        ready.push(Ready {
-                            port: port.clone(),
-                            address: *address,
-                            index: entry.index,
-                        });
-                        break;
-                    }
                     Ok(None) if started.elapsed() < GID_TIMEOUT => {
                         thread::sleep(Duration::from_millis(2));
                     }
-                    Ok(None) => {
-                        log.warn(format_args!(
-                            "{address} of {ifname} has no RoCE v2 GID on {} port {} after \
-                             {GID_TIMEOUT:?}: RDMA from it will not work; rdmactl discover \
-                             --gids shows whether the port's GID table is full",
-                            port.device, port.port
-                        ));
-                        break;
-                    }
-                    Err(e) => {
-                        log.warn(format_args!("GID of {address} is not read: {e}"));
-                        break;
-                    }
+                    found => break found,
                 }
+            };
+            match found {
+                Ok(Some(entry)) => ready.push(Ready {
+                    port: port.clone(),
+                    address: *address,
+                    index: entry.index,
+                }),
+                Ok(None) => log.warn(format_args!(
+                    "{address} of {ifname} has no RoCE v2 GID on {} port {} after \
+                     {GID_TIMEOUT:?}: RDMA from it will not work; rdmactl discover --gids shows \
+                     whether the port's GID table is full",
+                    port.device, port.port
+                )),
+                Err(e) => log.warn(format_args!("GID of {address} is not read: {e}")),
             }
         }
     }

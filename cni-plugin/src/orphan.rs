@@ -20,12 +20,12 @@ use cni_wire::{Code, Request};
 use hca::HcaId;
 use netlink::{
     Name,
-    link::{self, By, Link},
+    link::{self, By},
 };
 
 use crate::{
-    allocation::{self, Allocated},
     config::{Attach, Config, Target},
+    decide,
     error::Error,
     facts::{self, HostLink, Units},
 };
@@ -46,8 +46,8 @@ pub(crate) struct OwnNics {
 
 impl OwnNics {
     /// # Errors
-    /// Code 11 when a pod that is there has one, it has not arrived yet, or another attachment holds its
-    /// lock too long.
+    /// Code 101 or 11 when a pod that is there has one, by whether the kubelet allocated it to this pod;
+    /// code 11 when one has not arrived yet, or another attachment holds its lock too long.
     pub(crate) fn take(
         node: &mut Node,
         request: &Request,
@@ -58,57 +58,61 @@ impl OwnNics {
             return Ok(OwnNics::default());
         }
         let started = Instant::now();
+        if !node.policy.values.allow.unallocated {
+            // Each move needs the answer, and no lock is held yet.
+            let _ = units.allocated(node, request);
+        }
         loop {
-            let mut identities = Vec::new();
-            for unit in &units.nics {
-                let target = facts::move_target(config, unit.as_ref())?;
-                identities.push(identity(node, &target, config.port)?);
-            }
-            let here = identities.iter().flatten();
-            let lock = node.journal.lock_all(here, Sharing::Exclusive)?;
-            let mut own = OwnNics::default();
-            let mut in_use = None;
-            for identity in &identities {
-                let claimant = match identity {
-                    Some(identity) => claimant(node, identity)?,
-                    // Whatever is wrong with the request is for the facts to say.
-                    None => None,
-                };
-                let mut true_name = None;
-                match claimant {
-                    Some((key, record, moved))
-                        if moved.returned.is_none() && living(&record)?.is_some() =>
-                    {
-                        in_use = in_use.or(Some((key, record, moved)));
-                    }
-                    Some((key, record, moved)) => {
-                        true_name = moved.reclaim(node, &record)?;
-                        let is_all = record.parts.len() == 1
-                            && record.ipam.is_none()
-                            && record.slots().next().is_none();
-                        own.ended.extend(is_all.then_some(key));
-                    }
-                    None => {}
-                }
-                own.true_names.push(true_name);
-            }
-            let Some((key, record, moved)) = in_use else {
-                own._lock = Some(lock);
-                return Ok(own);
+            let (key, record, moved) = match OwnNics::reclaim(node, request, config, units)? {
+                Ok(own) => return Ok(own),
+                Err(in_use) => in_use,
             };
-            drop(lock);
-            let left = match is_allocated(node, request, units, &moved) {
-                true => DEL_TIMEOUT.saturating_sub(started.elapsed()),
-                false => Duration::ZERO,
+            let left = match node.policy.values.allow.unallocated {
+                false => DEL_TIMEOUT.saturating_sub(started.elapsed()),
+                // Nobody has freed it for this pod.
+                true => Duration::ZERO,
             };
-            // A watch that fails is no other answer.
-            if !node.journal.wait_for_del(&key, left).unwrap_or_default() {
-                let (name, owner) = (&moved.host.name, record.owner());
-                let what = format!("netdev {name} is in use by {owner}");
-                return Err(Error::new(Code::TryAgain, what)
-                    .with_details("it returns to the host when that pod is deleted"));
+            if !node.journal.wait_for_del(&key, left) {
+                return Err(in_use(&record, &moved));
             }
         }
+    }
+
+    /// Locks the NICs and returns those of orphaned attachments to the host, or says which attachment
+    /// has one whose pod is there.
+    fn reclaim(
+        node: &mut Node,
+        request: &Request,
+        config: &Config,
+        units: &Units,
+    ) -> Result<Result<OwnNics, (Key, Record, Move)>, Error> {
+        let mut identities = Vec::new();
+        for unit in &units.nics {
+            let target = facts::move_target(config, unit.as_ref())?;
+            identities.push(identity(node, &target, config.port)?);
+        }
+        let here = identities.iter().flatten();
+        let lock = node.journal.lock_all(here, Sharing::Exclusive)?;
+        let mut own = OwnNics::default();
+        for identity in &identities {
+            // Whatever is wrong with a request without an identity is for the facts to say.
+            let identity = identity.as_ref();
+            let found = identity.map_or(Ok(None), |identity| claimant(node, identity))?;
+            let Some((key, record, moved)) = found else {
+                own.true_names.push(None);
+                continue;
+            };
+            may_have(node, request, units, &moved)?;
+            if moved.returned.is_none() && living(&record)?.is_some() {
+                return Ok(Err((key, record, moved)));
+            }
+            own.true_names.push(moved.reclaim(node, &record)?);
+            let has_more = record.ipam.is_some() || record.slots().next().is_some();
+            own.ended
+                .extend((record.parts.len() == 1 && !has_more).then_some(key));
+        }
+        own._lock = Some(lock);
+        Ok(Ok(own))
     }
 }
 
@@ -118,37 +122,43 @@ fn identity(
     target: &Target,
     port: Option<u32>,
 ) -> Result<Option<Identity>, Error> {
-    if let Some(nic) = find(node, target, port)? {
+    if let Ok(name) = facts::name_of(&node.roots, target, port)
+        && let Some(nic) = link::get(&mut node.netns.socket, By::Name(name.as_bytes()))?
+    {
         return Ok(Some(Identity::on(&node.roots, &nic)));
     }
     Ok(holder(node, target)?.map(|(_, moved)| moved.host.identity))
 }
 
-/// The NIC on the host.
-fn find(node: &mut Node, target: &Target, port: Option<u32>) -> Result<Option<Link>, Error> {
-    match facts::name_of(&node.roots, target, port) {
-        Ok(name) => Ok(link::get(
-            &mut node.netns.socket,
-            By::Name(name.as_bytes()),
-        )?),
-        Err(_) => Ok(None),
+/// Denies a netdev that another pod has to a pod that the kubelet did not allocate it to. A tenant learns
+/// whose it is only after this.
+///
+/// # Errors
+/// Code 101: the pod has not; why the kubelet could not be asked.
+pub(crate) fn may_have(
+    node: &Node,
+    request: &Request,
+    units: &Units,
+    moved: &Move,
+) -> Result<(), Error> {
+    if node.policy.values.allow.unallocated {
+        return Ok(());
     }
+    let allocated = units.allocated(node, request).as_ref();
+    let allocated = allocated.map_err(Error::clone)?;
+    let hcas = moved.hcas.iter().filter_map(|hca| hca.parse().ok());
+    let (name, path) = (&moved.host.name, &node.policy.path);
+    let what = format!("use of netdev {name}");
+    decide::is_allocated(&what, name, &hcas.collect(), allocated, path)
 }
 
-/// Whether the kubelet allocated to this pod what another attachment has: it has freed it, and calls DEL.
-fn is_allocated(node: &Node, request: &Request, units: &Units, moved: &Move) -> bool {
-    let has_it = |allocated: &Allocated| {
-        let mut hcas = allocated.hcas.iter().map(ToString::to_string);
-        hcas.any(|hca| moved.hcas.contains(&hca))
-    };
-    if node.policy.values.allow.unallocated {
-        return false;
-    }
-    match &units.allocated {
-        Some(allocated) => has_it(allocated),
-        None => allocation::ask(&node.daemon_socket(), &request.env.args, &node.log)
-            .is_ok_and(|held| has_it(&held.allocated())),
-    }
+pub(crate) fn in_use(record: &Record, moved: &Move) -> Error {
+    let (name, owner) = (&moved.host.name, record.owner());
+    Error::advise(
+        Code::TryAgain,
+        format_args!("netdev {name} is in use by {owner}"),
+        "it returns to the host when that pod is deleted",
+    )
 }
 
 /// The attachment of this boot that has the netdev a target means, by all records: for a netdev that is
@@ -171,14 +181,11 @@ pub(crate) fn holder(node: &Node, target: &Target) -> Result<Option<(Record, Mov
 
 /// The attachment of this boot that has claimed a netdev, if it is in the journal.
 fn claimant(node: &Node, identity: &Identity) -> Result<Option<(Key, Record, Move)>, Error> {
-    let Some(claim) = node.journal.claim(identity)? else {
+    let Some(key) = node.journal.claimant(identity)? else {
         return Ok(None);
     };
-    let key = Key::parse(&claim.owner).filter(|_| node.is_of_this_boot(&claim.boot));
-    let Some((key, ..)) = key else {
-        return Ok(None);
-    };
-    let Some(record) = node.journal.read(&key)? else {
+    let record = node.journal.read(&key)?;
+    let Some(record) = record.filter(|record| node.is_of_this_boot(&record.boot)) else {
         return Ok(None);
     };
     let of_identity = |moved: &&Move| moved.host.identity.key() == identity.key();
@@ -212,8 +219,11 @@ pub(crate) fn keep_parents(node: &Node, parents: &[&HostLink]) -> Result<Lock, E
                 record.owner()
             ),
         };
-        return Err(Error::new(Code::TryAgain, what)
-            .with_details("it can be used when the attachment is undone, by DEL or the daemon"));
+        return Err(Error::advise(
+            Code::TryAgain,
+            what,
+            "it can be used when the attachment is undone, by DEL or the daemon",
+        ));
     }
     Ok(lock)
 }
@@ -222,28 +232,27 @@ impl Target {
     /// Whether the netdev that was moved for a part of an attachment is the one that is meant. Pure.
     fn means(&self, moved: &Move) -> bool {
         let (host, rdma) = (&moved.host, &moved.rdma);
-        let stands_on = |device: &str| host.identity.bus_device.as_deref() == Some(device);
+        let is_at = |device: &str| host.identity.bus_device.as_deref() == Some(device);
         match self {
             Target::Name(name) => {
-                host.name == *name || host.has_altname(&Name::from(name.as_str()))
+                let name = Name::from(name.as_str());
+                host.name == name || host.state.altnames.contains(&name)
             }
             Target::Mac(mac) => {
-                let mac = mac.to_string();
-                host.mac() == mac || host.identity.permanent_mac.as_ref() == Some(&mac)
-            }
-            Target::Hca(HcaId::NodeGuid(guid)) => {
-                let guid = guid.to_string();
-                let by_guid = rdma.iter().any(|d| d.node_guids.contains(&guid));
-                by_guid
-                    || moved
-                        .hcas
-                        .contains(&format!("guid-{}", guid.replace(':', "")))
+                let macs = [&host.state.mac, &host.identity.permanent_mac];
+                macs.contains(&&Some(mac.clone()))
             }
             Target::Hca(hca) => {
-                let hca = hca.to_string();
-                moved.hcas.contains(&hca) || stands_on(&hca)
+                let name = hca.to_string();
+                let has_guid = |guid: &hca::Guid| {
+                    let guid = guid.to_string();
+                    rdma.iter().any(|device| device.node_guids.contains(&guid))
+                };
+                moved.hcas.contains(&name)
+                    || is_at(&name)
+                    || matches!(hca, HcaId::NodeGuid(guid) if has_guid(guid))
             }
-            Target::KernelPath(path) => path.split('/').next_back().is_some_and(stands_on),
+            Target::KernelPath(path) => path.split('/').next_back().is_some_and(is_at),
             Target::RdmaDevice(name) => rdma.iter().any(|device| device.name == *name),
         }
     }

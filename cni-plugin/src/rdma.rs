@@ -30,11 +30,11 @@ cni_wire::words! {
 
 /// Whether RDMA devices move into the pod.
 ///
-/// `mode` is that of the RDMA subsystem, none without one; `has_rdma` says whether the netdev
+/// `mode` is the RDMA subsystem's, none without one; `has_rdma` says whether the netdev
 /// `name` has any. Pure.
 ///
 /// # Errors
-/// Code 50: the mode does not allow what is asked for; code 7: the netdev has no RDMA device.
+/// Code 50: the mode does not allow the request; code 7: the netdev does not have an RDMA device.
 pub(crate) fn moves(
     requirement: RdmaRequirement,
     attach: Attach,
@@ -42,32 +42,29 @@ pub(crate) fn moves(
     has_rdma: bool,
     name: &str,
 ) -> Result<bool, Error> {
-    if requirement == RdmaRequirement::Off {
-        return Ok(false);
-    }
-    if requirement == RdmaRequirement::Required {
-        if !has_rdma {
-            return Err(Error::new(
+    match requirement {
+        RdmaRequirement::Off => return Ok(false),
+        RdmaRequirement::Required if !has_rdma => {
+            return Err(Error::advise(
                 Code::InvalidConfig,
-                format!("rdma: required, but {name} has no RDMA device"),
-            )
-            .with_details("name a netdev of an RDMA device, or leave rdma out"));
+                format_args!("rdma: required, but {name} has no RDMA device"),
+                "name a netdev of an RDMA device, or leave rdma out",
+            ));
         }
-        isolation(mode)?;
+        RdmaRequirement::Required => isolation(mode)?,
+        RdmaRequirement::Auto => {}
     }
     if mode != Some(NetnsMode::Exclusive) || !has_rdma {
         return Ok(false);
     }
     match attach {
         Attach::Move | Attach::RdmaOnly => Ok(true),
-        Attach::Child(_) => Err(Error::new(
+        Attach::Child(_) => Err(Error::advise(
             Code::Unavailable,
-            format!(
+            format_args!(
                 "a child of {name} is refused: the node's RDMA subsystem is in exclusive mode, in \
                  which its RDMA device would stay behind in the host's network namespace"
             ),
-        )
-        .with_details(
             "set attach to move; or set the subsystem to shared, where the device files of the \
              allocation are all that a pod needs: rdma system set netns shared, and for the next \
              boot netns_mode=1 for ib_core in /etc/modprobe.d; or set rdma to off for a netdev \
@@ -92,33 +89,26 @@ pub(crate) fn isolation(mode: Option<NetnsMode>) -> Result<(), Error> {
              ConnectX), or set rdma to auto",
         ),
     };
-    Err(Error::new(
-        Code::Unavailable,
-        format!("RDMA devices of the pod's own are required, but {found}"),
-    )
-    .with_details(remedy))
+    let msg = format!("RDMA devices of the pod's own are required, but {found}");
+    Err(Error::advise(Code::Unavailable, msg, remedy))
 }
 
 /// The RDMA devices that go with a netdev: those of its ports, and all others of its function.
 ///
 /// # Errors
-/// Code 7: one serves another netdev, too, which would lose it; code 5: sysfs cannot be read.
+/// Code 7: one also serves another netdev, which would lose it; code 5: sysfs cannot be read.
 pub(crate) fn of_netdev(
     host: &Host,
     link: &Link,
     ports: &[PortId],
 ) -> Result<BTreeSet<String>, Error> {
-    let unread = |e: hca::Error| Error::new(Code::Io, e.to_string());
     let mut names: BTreeSet<String> = ports.iter().map(|port| port.device.clone()).collect();
-    let hca = link
-        .bus_device
-        .as_deref()
-        .and_then(|device| device.parse().ok());
-    if let Some(hca) = hca {
+    let device = link.bus_device.as_deref();
+    if let Some(hca) = device.and_then(|device| device.parse().ok()) {
         match lookup::on_hca(host, &hca) {
             Ok(occupants) => names.extend(occupants.rdma_devices),
             Err(e) if e.is_missing() => {}
-            Err(e) => return Err(unread(e)),
+            Err(e) => return Err(e.into()),
         }
     }
     Ok(names)
@@ -141,11 +131,9 @@ impl MovableRdma {
     /// character device.
     pub(crate) fn decide(&self) -> Result<Vec<RdmaDevice>, Error> {
         if let Some((device, other)) = &self.serves_another {
-            return Err(Error::new(
+            return Err(Error::advise(
                 Code::InvalidConfig,
-                format!("RDMA device {device} serves {other}, too, which would lose it"),
-            )
-            .with_details(
+                format_args!("RDMA device {device} also serves {other}, which would lose it"),
                 "a device of several ports can be in one network namespace only; set the RDMA \
                  subsystem to shared, or rdma to off for a netdev without RDMA",
             ));
@@ -162,7 +150,7 @@ impl MovableRdma {
     }
 }
 
-/// Reads the devices of these names. `netdev` is the one that they move with, `guid` what is set of it.
+/// Reads the devices of these names. They move with `netdev`, and get `guid`.
 ///
 /// # Errors
 /// Code 11: one is not in the host's namespace.
@@ -183,11 +171,9 @@ pub(crate) fn read(
     for name in names {
         let device = there.iter().find(|device| device.name == *name);
         let device = device.ok_or_else(|| {
-            Error::new(
-                Code::TryAgain,
-                format!("RDMA device {name} is not in the host's network namespace"),
-            )
-            .with_details("a pod has it, or it is returning from one")
+            let msg = format!("RDMA device {name} is not in the host's network namespace");
+            let remedy = "a pod has it, or it is returning from one";
+            Error::advise(Code::TryAgain, msg, remedy)
         })?;
         if let Some(link) = netdev {
             let read = hca::rdma::read(&node.roots, name)?;

@@ -37,9 +37,11 @@ const FIRST_TABLE: u32 = 1 << 24;
 const TABLES: u32 = 1 << 24;
 
 /// What the network says of source routing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct SourceRouting {
-    /// On, off, or on unless rules of the host come along.
+    /// On, off, or on unless the netdev has rules of the host.
+    #[serde(rename = "enabled")]
     pub wanted: Option<bool>,
     /// The table; none for one chosen by the interface's name.
     pub table: Option<u32>,
@@ -52,43 +54,33 @@ impl SourceRouting {
     ///
     /// # Errors
     /// Code 7 naming key and value.
-    pub fn read(root: &Section<'_>) -> Result<SourceRouting, Error> {
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Keys {
-            enabled: Option<bool>,
-            table: Option<u32>,
-            priority: Option<u32>,
-        }
+    pub fn read(value: Option<&Value>) -> Result<SourceRouting, Error> {
         const KEY: &str = "sourceRouting";
-        let keys = match root.value(KEY) {
+        let read = match value {
             None => return Ok(SourceRouting::default()),
-            Some(Value::Bool(enabled)) => Keys {
-                enabled: Some(*enabled),
-                ..Keys::default()
+            Some(Value::Bool(wanted)) => SourceRouting {
+                wanted: Some(*wanted),
+                ..SourceRouting::default()
             },
-            Some(_) => root
-                .section(KEY)
+            Some(value) => Section::of(value, KEY.to_owned())
                 .map_err(|e| e.with_details("expected true, false, or an object"))?
                 .read()?,
         };
-        if keys.table.is_some_and(is_of_the_kernel) {
-            let why = "table: 0 and 253 to 255 are the kernel's own tables";
-            return Err(root
-                .wrong(KEY, why)
-                .with_details("leave it out for one that is not in use"));
-        }
-        if keys
-            .priority
-            .is_some_and(|priority| !(1..=32765).contains(&priority))
-        {
-            return Err(root.wrong(KEY, "priority is not between 1 and 32765"));
-        }
-        Ok(SourceRouting {
-            wanted: Some(keys.enabled.unwrap_or(true)),
-            table: keys.table,
-            priority: keys.priority,
-        })
+        let (why, remedy) = match (read.table, read.priority) {
+            (Some(table), _) if is_of_the_kernel(table) => (
+                "table: 0 and 253 to 255 are the kernel's own tables",
+                "leave it out for one that is not in use",
+            ),
+            (_, Some(0 | 32766..)) => {
+                ("priority: must be from 1 to 32765", "leave it out for 1000")
+            }
+            _ => {
+                let wanted = read.wanted.or(Some(true));
+                return Ok(SourceRouting { wanted, ..read });
+            }
+        };
+        let msg = format!("{KEY}.{why}");
+        Err(Error::advise(Code::InvalidConfig, msg, remedy))
     }
 
     pub fn is_off(&self) -> bool {
@@ -122,8 +114,8 @@ impl SourceRouting {
         if let Some(table) = self.table {
             let table = table.saturating_add(rail.unwrap_or(0));
             let wrong = |why: &str, remedy: &str| {
-                let msg = format!("sourceRouting.table: {table} of {ifname} {why}");
-                Err(Error::new(Code::InvalidConfig, msg).with_details(remedy))
+                let msg = format_args!("sourceRouting.table: {table} of {ifname} {why}");
+                Err(Error::advise(Code::InvalidConfig, msg, remedy))
             };
             return match table {
                 _ if is_of_the_kernel(table) => wrong(
@@ -330,8 +322,8 @@ mod tests {
     }
 
     fn read(value: serde_json::Value) -> Result<SourceRouting, Error> {
-        let object = json!({ "sourceRouting": value }).to_string();
-        SourceRouting::read(&Section::root(&cni_wire::json::parse(object).unwrap()))
+        let value = cni_wire::json::parse(value.to_string()).unwrap();
+        SourceRouting::read(Some(&value).filter(|value| **value != cni_wire::json::Value::Null))
     }
 
     fn said(interface: &InterfaceConfig) -> (Vec<String>, Vec<String>) {

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hca::HcaId;
+use hca::{Hca, HcaId};
 
 use crate::binding::store::Bindings;
 use crate::candidate::memory::Memory;
@@ -26,7 +26,6 @@ use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
 use crate::pool::{self, Excluded, Reason};
 use crate::slots;
 use crate::snapshot::{Slot, Snapshot, UnhealthyReason};
-use hca::Hca;
 use offers::Offers;
 
 /// What is known beside the configuration and the hardware.

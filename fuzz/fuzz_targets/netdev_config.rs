@@ -3,6 +3,7 @@
 //! is accepted without a NIC is decided in full on a NIC that carries everything.
 #![no_main]
 
+use attachment::part::MacvlanMode;
 use cni_wire::{Command, Environment, NetworkConfig, Request};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
@@ -34,9 +35,7 @@ fuzz_target!(|text: &[u8]| {
     let (once, twice) = (read(), read());
     assert_eq!(format!("{once:?}"), format!("{twice:?}"));
     if let Ok(config) = once {
-        let _ = config.macvlan_mode();
-        let _ = config.ipvlan_mode();
-        let _ = config.ipoib_mode();
+        let _ = config.mode::<MacvlanMode>();
         only_what_is_allowed(&config);
         let policy = Policy::default();
         if decide(&config, &Facts::without_pod(&policy, policy_path())).is_ok() {

@@ -230,8 +230,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    proptest! {
-        #[test]
+    #[test]
     fn vital_product_data_is_read_once() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(vital_product_data(directory.path()).unwrap(), None);
@@ -242,7 +241,8 @@ mod tests {
         assert_eq!(&*read(), b"SW_MNG");
     }
 
-    #[test]
+    proptest! {
+        #[test]
         fn an_address_reads_back_as_written(domain: u32, bus: u8, device in 0_u8..32, function in 0_u8..8) {
             let address = PciAddress { domain, bus, device, function };
             prop_assert_eq!(address.to_string().parse(), Ok(address));

@@ -20,6 +20,7 @@ use crate::store::network_name_of;
 #[cfg(test)]
 use crate::store::simulated;
 use ipnetwork::IpNetwork;
+use nix::fcntl::OFlag;
 use node::trust;
 use node_wire::PerNode;
 use serde::{Deserialize, Serialize};
@@ -271,7 +272,7 @@ impl Reading {
 
 fn read(path: &Path, space: &AddressSpace) -> Result<(Option<File>, Grants), String> {
     let said = |error: trust::Error| error.to_string();
-    let Some(mut file) = trust::open(path, File::options().read(true)).map_err(said)? else {
+    let Some(mut file) = trust::open(path, OFlag::O_RDONLY).map_err(said)? else {
         return Ok((None, Grants::none(space)));
     };
     let text = trust::content(path, &mut file, MAX_BYTES).map_err(said)?;

@@ -5,9 +5,9 @@
 //! and without waiting for a FIFO, and judged by its descriptor. Directories are judged in the same
 //! way, with those above them: who can write to one of them can replace the file.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -69,11 +69,7 @@ impl Error {
 /// # Errors
 /// [`Error`]; no more than `limit` bytes of it are read.
 pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Error> {
-    // Not by open(), which in musl is two system calls.
-    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | FLAGS;
-    let opened = openat(AT_FDCWD, path, flags, Mode::empty());
-    let opened = opened.map(File::from).map_err(io::Error::from);
-    match judge_opened(path, opened)? {
+    match open(path, OFlag::O_RDONLY)? {
         Some(mut file) => content(path, &mut file, limit).map(Some),
         None => Ok(None),
     }
@@ -96,17 +92,13 @@ pub fn content(path: &Path, file: &mut File, limit: u64) -> Result<Vec<u8>, Erro
     }
 }
 
-const FLAGS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK);
-
-/// Opens a trusted file, with mode 0600 where `options` make it; `None` if there is none.
-pub fn open(path: &Path, options: &mut OpenOptions) -> Result<Option<File>, Error> {
-    let options = options.mode(0o600).custom_flags(FLAGS.bits());
-    judge_opened(path, options.open(path))
-}
-
-fn judge_opened(path: &Path, opened: io::Result<File>) -> Result<Option<File>, Error> {
+/// Opens a trusted file, with mode 0600 where `flags` make it; `None` if there is none.
+pub fn open(path: &Path, flags: OFlag) -> Result<Option<File>, Error> {
     let untrusted = Error::untrusted(path);
-    match opened {
+    // Not by open(), which in musl is two system calls.
+    let flags = flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+    match openat(AT_FDCWD, path, flags, mode).map(File::from) {
         Ok(file) => {
             let meta = file
                 .metadata()
@@ -117,13 +109,11 @@ fn judge_opened(path: &Path, opened: io::Result<File>) -> Result<Option<File>, E
             };
             judged.map(|()| Some(file)).map_err(untrusted)
         }
-        Err(error) => match error.raw_os_error().map(Errno::from_raw) {
-            Some(Errno::ENOENT) => Ok(None),
-            Some(Errno::ELOOP) => Err(untrusted("is a link")),
-            // A FIFO without a reader, a socket or a device; a directory that is to be written.
-            Some(Errno::ENXIO | Errno::EISDIR) => Err(untrusted("is not a regular file")),
-            _ => Err(Error::io("open", path)(error)),
-        },
+        Err(Errno::ENOENT) => Ok(None),
+        Err(Errno::ELOOP) => Err(untrusted("is a link")),
+        // A FIFO without a reader, a socket or a device; a directory that is to be written.
+        Err(Errno::ENXIO | Errno::EISDIR) => Err(untrusted("is not a regular file")),
+        Err(errno) => Err(Error::io("open", path)(errno.into())),
     }
 }
 
@@ -274,7 +264,7 @@ mod tests {
                 refused(&at(name)).contains("is not a regular file"),
                 "{name}"
             );
-            let written = open(&at(name), File::options().create(true).append(true));
+            let written = open(&at(name), OFlag::O_CREAT | OFlag::O_WRONLY);
             assert!(written.is_err(), "{name}");
         }
         // Needs root; without it chown fails and nothing is to be shown.

@@ -31,18 +31,9 @@ pub(crate) struct Dcb {
 /// # Errors
 /// What the kernel says; `EOPNOTSUPP` of drivers without it.
 pub(crate) fn ask(netdev: &str) -> Result<Dcb> {
-    let mut dcb = Dcb::default();
-    Socket::open()?.ask(
-        format_args!("ask for the priorities of {netdev}"),
-        RTM_GETDCB,
-        0,
-        &request(netdev),
-        |payload| {
-            dcb = parse(payload)?;
-            Ok(())
-        },
-    )?;
-    Ok(dcb)
+    let what = format_args!("ask for the priorities of {netdev}");
+    let answer = Socket::open()?.ask(what, RTM_GETDCB, 0, &request(netdev), parse)?;
+    Ok(answer.unwrap_or_default())
 }
 
 /// `struct dcbmsg` and the netdev's name.

@@ -32,7 +32,7 @@ pub fn attach(
     parents: Lock,
 ) -> Result<Vec<Option<Link>>, Error> {
     for moved in record.parts.iter().filter_map(Part::moved) {
-        node.journal.take(&moved.host.identity, key, &node.boot)?;
+        node.journal.take(&moved.host.identity, key)?;
     }
     let nodes = DeviceNodes::of(record);
     let mut nics = Vec::new();

@@ -17,7 +17,7 @@ use crate::{
     addresses,
     cdi_file::CdiDirectory,
     error::Error,
-    journal::{Key, RdmaDevice, Record},
+    journal::{Key, Record},
     netdev::display,
     node::Node,
     part::Part,
@@ -63,7 +63,11 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
                             failures.extend(child.undo(node, record, pod, left).err());
                         }
                         Part::RdmaOnly(only) => {
-                            failures.extend(return_rdma(node, key, &only.rdma, pod, left).err());
+                            match rdma::return_devices(node, &only.rdma, pod, left) {
+                                // The kernel returned them, and another attachment can have them.
+                                Err(error) if pod.is_none() => node.log.warn(error),
+                                returned => failures.extend(returned.err()),
+                            }
                         }
                     }
                 }
@@ -90,7 +94,7 @@ pub fn detach(node: &mut Node, key: &Key, record: &Record, timeout: Duration) ->
         ipam: None,
         ..record.clone()
     };
-    node.journal.replace(key, &rest)?;
+    node.journal.write(key, &rest)?;
     kept.map_or(Ok(()), Err)
 }
 
@@ -124,51 +128,17 @@ fn remove_cdi_files(node: &Node, record: &Record) -> Result<(), Error> {
 /// # Errors
 /// It is there and cannot be opened.
 pub fn living(record: &Record) -> Result<Option<Namespace>, Error> {
-    let pod = Namespace::open(Path::new(&record.netns.path))?;
-    Ok(pod.filter(|pod| {
-        let id = pod.id();
-        (id.device, id.inode) == (record.netns.device, record.netns.inode)
-    }))
-}
-
-/// Returns RDMA devices that moved alone, which no claim is about, out of `pod`. When the pod is over the
-/// kernel returned them, and another one can have them by now.
-fn return_rdma(
-    node: &Node,
-    key: &Key,
-    devices: &[RdmaDevice],
-    pod: Option<&Namespace>,
-    timeout: Duration,
-) -> Result<(), Error> {
-    let devices = match pod {
-        Some(_) => devices.to_vec(),
-        None => without_those_of_others(node, key, devices)?,
-    };
-    rdma::return_devices(node, &devices, pod, timeout)
-}
-
-/// The devices that no other attachment has whose namespace lives.
-fn without_those_of_others(
-    node: &Node,
-    key: &Key,
-    devices: &[RdmaDevice],
-) -> Result<Vec<RdmaDevice>, Error> {
-    let mut left = devices.to_vec();
-    if left.is_empty() {
-        return Ok(left);
-    }
-    let (records, _) = node.journal.records()?;
-    for (other, record) in &records {
-        let has = |device: &RdmaDevice| record.rdma().any(|theirs| theirs.is(device));
-        if other != key
-            && node.is_of_this_boot(&record.boot)
-            && left.iter().any(has)
-            && living(record)?.is_some()
-        {
-            left.retain(|device| !has(device));
+    let of = &record.netns;
+    // What a runtime calls /var/run is /run alone in a container (`node::netns`).
+    let other = of.path.strip_prefix("/var/run/");
+    let other = other.map(|rest| format!("/run/{rest}"));
+    for path in [Some(of.path.clone()), other].into_iter().flatten() {
+        let is_it = |pod: &Namespace| (pod.id().device, pod.id().inode) == (of.device, of.inode);
+        if let Some(pod) = Namespace::open(Path::new(&path))?.filter(is_it) {
+            return Ok(Some(pod));
         }
     }
-    Ok(left)
+    Ok(None)
 }
 
 /// Removes the rules of an attachment from a namespace that lives.

@@ -61,7 +61,12 @@ impl From<Error> for cni_wire::Error {
 
 impl Error {
     pub fn new(code: Code, msg: impl fmt::Display) -> Self {
-        cni_wire::Error::new(code, msg.to_string()).into()
+        cni_wire::Error::new(code, msg).into()
+    }
+
+    /// One with what to do about it.
+    pub fn advise(code: Code, msg: impl fmt::Display, remedy: impl fmt::Display) -> Self {
+        cni_wire::Error::advise(code, msg, remedy).into()
     }
 
     /// One that passes.

@@ -4,7 +4,7 @@
 use std::{borrow::Cow, fmt, path::Path, thread, time::Duration, time::Instant};
 
 use netlink::{
-    Socket, address, announce,
+    Name, Socket, address, announce,
     link::{self, By, Change, InetSettings, Link},
     neighbour, route, rule,
     socket::on_errno,
@@ -58,7 +58,7 @@ impl Sysctl {
     }
 
     /// The directory that has one for each interface, and the file in it.
-    fn group_and_file(&self) -> (&str, &str) {
+    pub(crate) fn group_and_file(&self) -> (&str, &str) {
         self.key.rsplit_once('/').unwrap_or(("", &self.key))
     }
 }
@@ -95,19 +95,38 @@ impl InterfaceConfig {
             address::add(socket, &what, &message)?;
         }
         link::change(socket, format_args!("set {name} up"), index, &Change::up())?;
-        for message in &self.neighbours {
-            let what = format!("add neighbour {} to {name}", message.text());
-            neighbour::replace(socket, &what, &replay::neighbour(message, index))?;
-        }
-        for message in &self.routes {
-            let what = format!("add route {} through {name}", message.text());
-            route::append(socket, &what, &replay::route(message, 0, index))?;
-        }
-        for message in &self.rules {
-            rule::add(socket, &format!("add rule {}", message.text()), message)?;
+        for done in self.connect(socket, "add", index, name) {
+            done?;
         }
         let now = link::get(socket, By::Index(index))?;
         Ok(now.unwrap_or_else(|| link.clone()))
+    }
+
+    /// Writes neighbours, routes and rules of the link with this index. One that is refused does not stop
+    /// the others.
+    pub(crate) fn connect(
+        &self,
+        socket: &mut Socket,
+        verb: &str,
+        index: u32,
+        name: &Name,
+    ) -> Vec<netlink::Result<()>> {
+        let mut done = Vec::new();
+        for message in &self.neighbours {
+            let what = format!("{verb} neighbour {} of {name}", message.text());
+            let neighbour = replay::neighbour(message, index);
+            done.push(neighbour::replace(socket, &what, &neighbour));
+        }
+        for message in &self.routes {
+            let what = format!("{verb} route {} of {name}", message.text());
+            let route = replay::route(message, 0, index);
+            done.push(route::append(socket, &what, &route));
+        }
+        for message in &self.rules {
+            let what = format!("{verb} rule {} of {name}", message.text());
+            done.push(rule::add(socket, &what, message));
+        }
+        done
     }
 
     /// Announces the addresses of a link that came up without a carrier, if it has one by now. Returns
@@ -160,16 +179,26 @@ impl fmt::Display for InterfaceConfig {
     }
 }
 
-/// Kernel messages, each with its text for the person who reads the journal.
-mod messages {
+/// Kernel messages, each with its text for the person who reads the journal. Attributes that this program
+/// does not know are in it, too.
+pub(crate) mod messages {
     use netlink_packet_core::{Emitable, Parseable};
     use netlink_packet_route::{
         address::AddressMessage, neighbour::NeighbourMessage, route::RouteMessage,
         rule::RuleMessage,
     };
-    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-    use crate::netdev::{display, snapshot::Message};
+    use crate::netdev::display;
+
+    /// A kernel message and what it says.
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Message {
+        text: String,
+        /// The message's bytes in hexadecimal.
+        message: String,
+    }
 
     pub(super) trait Text {
         fn text(&self) -> String;
@@ -195,15 +224,42 @@ mod messages {
         messages: &[T],
         to: S,
     ) -> Result<S::Ok, S::Error> {
-        to.collect_seq(messages.iter().map(|one| Message::of(one, one.text())))
+        to.collect_seq(messages.iter().map(|one| {
+            let mut bytes = vec![0; one.buffer_len()];
+            one.emit(&mut bytes);
+            Message {
+                text: one.text(),
+                message: hexadecimal(&bytes),
+            }
+        }))
     }
 
     pub(super) fn deserialize<'de, T: Parseable<[u8]>, D: Deserializer<'de>>(
         from: D,
     ) -> Result<Vec<T>, D::Error> {
-        let messages = Vec::<Message>::deserialize(from)?;
-        let parsed = messages.iter().map(Message::parse);
-        parsed.collect::<Result<_, _>>().map_err(D::Error::custom)
+        let messages = Vec::<Message>::deserialize(from)?.into_iter();
+        let parsed = messages.map(|one| {
+            let bytes = of_hexadecimal(&one.message);
+            let bytes = bytes.ok_or_else(|| D::Error::custom("message is not hexadecimal"))?;
+            T::parse(&bytes).map_err(D::Error::custom)
+        });
+        parsed.collect()
+    }
+
+    pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+        use std::fmt::Write;
+        let mut text = String::with_capacity(bytes.len() * 2);
+        for byte in bytes {
+            // Writing to a String does not fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        text
+    }
+
+    fn of_hexadecimal(text: &str) -> Option<Vec<u8>> {
+        let digits = text.as_bytes().chunks(2);
+        let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        digits.map(byte).collect()
     }
 }
 

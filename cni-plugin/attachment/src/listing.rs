@@ -11,8 +11,9 @@ use node::identity::is_other_boot;
 
 use crate::{
     addresses,
+    detach::living,
     error::Error,
-    journal::{self, Key, Record},
+    journal::{Key, Record},
     netdev::identity::LinkScope,
     node::Node,
     part::Part,
@@ -68,7 +69,7 @@ impl Attachment {
         let (netns_state, unknown) = fate(record, &node.roots.proc, &node.boot);
         let links = match netns_state {
             "gone" => None,
-            _ => Some(links(node, &record.netns).map_err(|why| unknown.map_or(why, str::to_owned))),
+            _ => Some(links(node, record).map_err(|why| unknown.map_or(why, str::to_owned))),
         };
         let (positions, unknown) = match addresses::positions(node, record) {
             Ok(positions) => (positions, None),
@@ -114,27 +115,18 @@ fn fate(record: &Record, proc: &Path, boot: &str) -> (&'static str, Option<&'sta
 /// The links of a pod as the host's socket reports them, with whose they are.
 type PodLinks = (Vec<Link>, LinkScope);
 
-fn links(node: &mut Node, of: &journal::Netns) -> Result<PodLinks, String> {
+fn links(node: &mut Node, record: &Record) -> Result<PodLinks, String> {
     in_host_namespace(&node.roots)?;
-    // What a runtime calls /var/run is /run alone in a container (`node::netns`).
-    let other = of.path.strip_prefix("/var/run/");
-    let other = other.map(|rest| format!("/run/{rest}"));
-    let paths = [Some(of.path.clone()), other];
-    for path in paths.into_iter().flatten() {
-        let pod = Namespace::open(Path::new(&path)).map_err(|error| error.to_string())?;
-        let is_it = |pod: &Namespace| (pod.id().device, pod.id().inode) == (of.device, of.inode);
-        if let Some(pod) = pod.filter(is_it) {
-            return read_links(node, &pod).map_err(|error| error.to_string());
-        }
-    }
-    Err(format!("{} is not the pod's network namespace", of.path))
+    let pod = living(record).map_err(|error| error.to_string())?;
+    let gone = || format!("{} is not the pod's network namespace", record.netns.path);
+    read_links(node, &pod.ok_or_else(gone)?).map_err(|error| error.to_string())
 }
 
 fn read_links(node: &mut Node, pod: &Namespace) -> netlink::Result<PodLinks> {
     let (socket, host) = (&mut node.netns.socket, &node.netns.namespace);
     let number = link::namespace_number(socket, pod)?;
     let links = link::list_in(socket, number)?;
-    // The answer numbers the host's namespace, if a link of the pod stands on one of the host.
+    // After the answer the host's namespace has a number, if a link of the pod is on one of the host.
     Ok((links, LinkScope::of(socket, pod, host)?))
 }
 

@@ -11,6 +11,10 @@ mod vf;
 use std::fmt;
 
 use hca::MacAddress;
+use netlink::{
+    Socket,
+    link::{self, Change, Link},
+};
 use serde::{Deserialize, Serialize};
 
 pub use child::{Child, ChildLink, IpoibMode, IpvlanMode, MacvlanMode, Parent, child_on};
@@ -51,6 +55,23 @@ pub struct Interface {
     /// Sysctls, addresses, routes and rules.
     #[serde(default)]
     pub config: InterfaceConfig,
+}
+
+impl Interface {
+    /// Gives its link this MTU and its MAC address, where it has others.
+    fn set(&self, inside: &mut Socket, link: &Link, mtu: Option<u32>) -> netlink::Result<()> {
+        let mac = self.mac.as_ref().map(MacAddress::bytes);
+        let change = Change {
+            mtu: mtu.filter(|mtu| *mtu != link.mtu),
+            mac: mac.filter(|mac| link.mac != *mac),
+            ..Change::default()
+        };
+        if change.mtu.is_none() && change.mac.is_none() {
+            return Ok(());
+        }
+        let what = format_args!("set MTU and MAC of {}", self.name);
+        link::change(inside, what, link.index, &change)
+    }
 }
 
 impl Part {

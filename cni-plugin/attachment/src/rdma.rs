@@ -43,9 +43,8 @@ pub fn parents(host: &Host) -> Result<BTreeMap<String, String>, Error> {
     Ok(verbs(host)?.into_iter().filter_map(of_node).collect())
 }
 
-/// The device that the journal means: it stands on the same device, and has one of the GUIDs; the index
-/// tells several such apart, and a device that stands on nothing. A name says nothing: a pod gives
-/// whatever it likes. Pure.
+/// The device of a record: it has the same parent device and one of the GUIDs. Its index distinguishes
+/// several such devices, and devices without a parent. Its name does not: a pod can change it. Pure.
 pub fn find<'a>(
     known: &RdmaDevice,
     there: &'a [Device],
@@ -120,7 +119,7 @@ pub(crate) fn move_in(
         if let (Some(before), DeviceNodes::Promised) = (&before, nodes) {
             // It was checked before, too; another attachment may have been quicker.
             let all = verbs(&node.roots)?.into_iter().map(|(_, node)| node.name);
-            keeps_its_number(&device.name, &before.name, &all.collect::<Vec<_>>())?;
+            keeps_its_number(&device.name, before, &all.collect::<Vec<_>>())?;
         }
         rdma::give(&mut host, device, pod).map_err(Error::rdma_move)?;
         let arrived = rdma::list(&mut inside)?;
@@ -132,17 +131,15 @@ pub(crate) fn move_in(
         })?;
         let after = rdma::verbs_node(&mut inside, arrived)?;
         if after != before && nodes == DeviceNodes::Promised {
-            let name = |node: &Option<rdma::Node>| {
-                node.as_ref().map_or("none".to_owned(), |n| n.name.clone())
-            };
+            let name = |node: Option<String>| node.unwrap_or_else(|| "none".to_owned());
             return Err(Error::new(
                 Code::TryAgain,
                 format!(
                     "RDMA device {} has the character device {} in the pod, but the container was \
                      promised {}",
                     known.name,
-                    name(&after),
-                    name(&before)
+                    name(after),
+                    name(before)
                 ),
             )
             .with_details("another RDMA device left the host meanwhile; delete the pod, so that a new one is allocated"));
@@ -255,7 +252,7 @@ pub fn return_devices(
             let is_late = started.elapsed() >= timeout;
             let is_gone = match &known.parent {
                 Some(parent) => !has_driver(&node.roots.sys, parent),
-                // A soft one stands on nothing that shows it.
+                // A soft device has no parent that shows it.
                 None => is_late && is_nowhere(&verbs(&node.roots)?, &there),
             };
             if is_gone {

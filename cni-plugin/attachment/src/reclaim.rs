@@ -70,7 +70,7 @@ pub fn in_host_namespace(host: &Host) -> Result<(), String> {
     let shown: BTreeSet<Vec<u8>> = std::fs::read_dir(host.sys.join("class/net"))
         .map_err(|error| format!("the host's netdevs cannot be read: {error}"))?
         .flatten()
-        // Plain files, such as bonding_masters, are no netdevs.
+        // Plain files, such as bonding_masters, are not netdevs.
         .filter(|entry| entry.path().is_dir())
         .map(|entry| entry.file_name().into_encoded_bytes())
         .collect();

@@ -1,6 +1,6 @@
 //! Links: what the kernel says of one, and reading it.
 //!
-//! - `below`: what one stands on
+//! - `below`: which link is below one
 //! - `change`: changing, moving and deleting one
 //! - `child`: creating one on another, and whether one carries any
 //! - `vf`: what a physical function says of its virtual ones
@@ -144,7 +144,7 @@ impl Link {
     }
 
     /// Whether it is the netdev of a device on a bus, not a link that software made. An IPoIB netdev
-    /// of a port has a kind as its children have, which stand on it (`ipoib_link_ops`).
+    /// of a port has a kind as its children have, which are on it (`ipoib_link_ops`).
     pub fn is_hardware(&self) -> bool {
         self.bus_device.is_some()
             && (self.kind.is_none() || self.is_infiniband() && self.parent.is_none())

@@ -43,16 +43,14 @@ fn kind(qdisc: TcMessage) -> String {
 fn read(netlink: &mut Socket, link: u32, parent: TcHandle) -> Result<Option<TcMessage>> {
     let mut message = TcMessage::with_index(link.cast_signed());
     message.header.parent = parent;
-    let mut found = None;
     let what = format_args!("read queueing disciplines of netdev {link}");
     // The answer is a notification, of which the asker has no part without the flag
     // (`qdisc_get_notify()`).
     let asked = netlink.ask(what, RTM_GETQDISC, NLM_F_ECHO, &message, |payload| {
-        found = Some(socket::parse_leniently::<TcMessage>(payload, HEADER_BYTES)?);
-        Ok(())
+        socket::parse_leniently::<TcMessage>(payload, HEADER_BYTES)
     });
     // There is none; a kernel without traffic control.
-    on_errno(asked, &[libc::ENOENT, libc::EOPNOTSUPP], ()).map(|()| found)
+    on_errno(asked, &[libc::ENOENT, libc::EOPNOTSUPP], None)
 }
 
 #[cfg(test)]

@@ -24,7 +24,6 @@ const NODE_GUID: u16 = 6;
 const NET_NS_FD: u16 = 68;
 const CHARDEV_TYPE: u16 = 69;
 const CHARDEV_NAME: u16 = 70;
-const CHARDEV: u16 = 72;
 
 /// A device, as netlink reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,28 +54,15 @@ impl Device {
     }
 }
 
-/// A character device, as the kernel knows it at this moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
-    /// Name, such as `uverbs0`.
-    pub name: String,
-    /// Its number, as `st_rdev` has it.
-    pub number: u64,
-}
-
-impl Node {
-    fn parse(payload: &[u8]) -> Option<Self> {
-        let (mut name, mut number) = (None, None);
-        attribute::each(payload, |kind, value| match kind {
-            CHARDEV_NAME => name = Some(Name::of_attribute(value).to_string()),
-            CHARDEV => number = long(value),
-            _ => {}
-        });
-        Some(Self {
-            name: name?,
-            number: number?,
-        })
-    }
+/// The name of a character device; its number follows from that.
+fn node_name(payload: &[u8]) -> Option<String> {
+    let mut name = None;
+    attribute::each(payload, |kind, value| {
+        if kind == CHARDEV_NAME {
+            name = Some(Name::of_attribute(value).to_string());
+        }
+    });
+    name
 }
 
 fn long(value: &[u8]) -> Option<u64> {
@@ -110,12 +96,13 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Device>> {
     })
 }
 
-/// The verbs node a device has now; none without the module `ib_uverbs`.
-pub fn verbs_node(socket: &mut Socket, device: &Device) -> Result<Option<Node>> {
+/// The name of the verbs node that a device has now, such as `uverbs0`; none without the module
+/// `ib_uverbs`.
+pub fn verbs_node(socket: &mut Socket, device: &Device) -> Result<Option<String>> {
     let request = of_device(device).with(CHARDEV_TYPE, &Name::from("uverbs").to_attribute());
     let what = format!("find the verbs node of RDMA device {}", device.name);
     let asked = socket.get(what, GET_CHARDEV, &request, |payload| {
-        Ok(Node::parse(payload))
+        Ok(node_name(payload))
     });
     // No client of that name, or one that has no node for this device (`ib_get_client_nl_info`,
     // drivers/infiniband/core/device.c).
@@ -153,7 +140,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_the_readers_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (Device::parse(&bytes), Node::parse(&bytes));
+            let _ = (Device::parse(&bytes), node_name(&bytes));
         }
     }
 
@@ -182,11 +169,7 @@ mod tests {
 
     #[test]
     fn a_verbs_node_is_read_from_a_kernels_answer() {
-        let node = Node {
-            name: "uverbs3".into(),
-            number: 0xe7c3,
-        };
-        assert_eq!(Node::parse(&bytes(UVERBS)), Some(node));
+        assert_eq!(node_name(&bytes(UVERBS)).as_deref(), Some("uverbs3"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Routes.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
 use netlink_packet_route::{
@@ -9,7 +9,7 @@ use netlink_packet_route::{
 };
 
 use super::{
-    Result, Socket, rule,
+    Result, Socket,
     socket::{self, on_errno},
 };
 
@@ -22,7 +22,7 @@ pub const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::In
 
 /// All routes of a family that leave through a link, in every table, in the kernel's order.
 pub fn list(socket: &mut Socket, family: AddressFamily, link: u32) -> Result<Vec<RouteMessage>> {
-    dump(socket, family, Some(RouteAttribute::Oif(link)), |_| true)
+    dump(socket, family, RouteAttribute::Oif(link), |_| true)
 }
 
 /// The routes of a family in one table whose destination has a prefix length that is `wanted`. The
@@ -33,7 +33,7 @@ pub fn list_table(
     table: u32,
     wanted: impl Fn(u8) -> bool,
 ) -> Result<Vec<RouteMessage>> {
-    let listed = dump(socket, family, Some(RouteAttribute::Table(table)), wanted);
+    let listed = dump(socket, family, RouteAttribute::Table(table), wanted);
     // A table that nothing was ever put into does not exist.
     on_errno(listed, &[libc::ENOENT], Vec::new())
 }
@@ -42,7 +42,7 @@ pub fn list_table(
 /// thread must be in. They come first in the kernel's list, which is in the order of destinations (`fib_table_dump()`,
 /// `net/ipv4/fib_trie.c`), so of the others only the first few are read.
 pub fn list_first(socket: &mut Socket, table: u32) -> Result<Vec<RouteMessage>> {
-    let query = query(AddressFamily::Inet, Some(RouteAttribute::Table(table)));
+    let query = query(AddressFamily::Inet, RouteAttribute::Table(table));
     let what = "list first routes";
     let listed = socket.dump_start(what, RTM_GETROUTE, &query, |payload| {
         let route = socket::parse_leniently::<RouteMessage>(payload, HEADER_BYTES)?;
@@ -81,27 +81,17 @@ pub fn table_of(route: &RouteMessage) -> u32 {
     table.unwrap_or(route.header.table.into())
 }
 
-/// The numbers of all tables that have a route, or that a rule looks up.
-pub fn tables(socket: &mut Socket) -> Result<BTreeSet<u32>> {
-    let mut tables = BTreeSet::new();
-    for family in FAMILIES {
-        tables.extend(dump(socket, family, None, |_| true)?.iter().map(table_of));
-        tables.extend(rule::list(socket, family)?.iter().map(rule::table_of));
-    }
-    Ok(tables)
-}
-
-fn query(family: AddressFamily, filter: Option<RouteAttribute>) -> RouteMessage {
+fn query(family: AddressFamily, filter: RouteAttribute) -> RouteMessage {
     let mut query = RouteMessage::default();
     query.header.address_family = family;
-    query.attributes.extend(filter);
+    query.attributes.push(filter);
     query
 }
 
 fn dump(
     socket: &mut Socket,
     family: AddressFamily,
-    filter: Option<RouteAttribute>,
+    filter: RouteAttribute,
     wanted: impl Fn(u8) -> bool,
 ) -> Result<Vec<RouteMessage>> {
     let query = query(family, filter);
@@ -117,8 +107,6 @@ fn dump(
 /// Adds a route; beside one to the same destination it becomes another next hop or a later
 /// choice, as `ip route append` does. The very same route that is there is added.
 pub fn append(socket: &mut Socket, what: &str, route: &RouteMessage) -> Result<()> {
-    match socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_APPEND, route) {
-        Err(e) if e.is(libc::EEXIST) => Ok(()),
-        done => done,
-    }
+    let added = socket.request(what, RTM_NEWROUTE, NLM_F_CREATE | NLM_F_APPEND, route);
+    on_errno(added, &[libc::EEXIST], ())
 }

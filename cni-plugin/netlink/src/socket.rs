@@ -34,17 +34,13 @@ const DUMP_ATTEMPTS: u32 = 8;
 
 /// Why a request to the kernel failed: what was attempted on which object, and what the kernel said.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("{what}: {}{}", plain(.cause), in_parentheses(.message))]
-    System {
-        what: String,
-        cause: io::Error,
-        /// The kernel's text beside the errno.
-        message: Option<String>,
-    },
-    /// An answer was lost or not understood: what was asked for may have been done.
-    #[error("{what}: the kernel's answer cannot be read: {cause}")]
-    Answer { what: String, cause: String },
+#[error("{what}: {}{}", plain(.cause), in_parentheses(.message))]
+pub struct Error {
+    what: String,
+    /// Without an errno where an answer was lost or not understood: the request may have been served.
+    cause: io::Error,
+    /// The kernel's text beside the errno.
+    message: Option<String>,
 }
 
 /// Of everything in this room.
@@ -56,7 +52,7 @@ type Parsed<T> = std::result::Result<T, DecodeError>;
 impl Error {
     /// A system call that failed.
     pub fn call(what: impl fmt::Display, cause: impl Into<io::Error>) -> Self {
-        Error::System {
+        Error {
             what: what.to_string(),
             cause: cause.into(),
             message: None,
@@ -65,10 +61,7 @@ impl Error {
 
     /// The errno, where there is one.
     pub fn errno(&self) -> Option<i32> {
-        match self {
-            Error::System { cause, .. } => cause.raw_os_error(),
-            Error::Answer { .. } => None,
-        }
+        self.cause.raw_os_error()
     }
 
     /// Whether the kernel answered with this errno.
@@ -78,8 +71,8 @@ impl Error {
 
     /// Of an answer that was lost, or is not understood.
     pub(crate) fn answer(what: impl fmt::Display, cause: impl fmt::Display) -> Self {
-        let (what, cause) = (what.to_string(), cause.to_string());
-        Error::Answer { what, cause }
+        let cause = format!("the kernel's answer cannot be read: {cause}");
+        Error::call(what, io::Error::other(cause))
     }
 }
 
@@ -201,22 +194,25 @@ impl Socket {
         flags: u16,
         body: &impl Emitable,
     ) -> Result<()> {
-        self.ask(what, kind, flags, body, |_| Ok(()))
+        self.ask(what, kind, flags, body, |_| Ok(())).map(drop)
     }
 
-    /// The same, with each message that comes before the acknowledgement.
-    pub fn ask(
+    /// The same, with the message that comes before the acknowledgement, if one does.
+    pub fn ask<T>(
         &mut self,
         what: impl fmt::Display,
         kind: u16,
         flags: u16,
         body: &impl Emitable,
-        mut each: impl FnMut(&[u8]) -> Parsed<()>,
-    ) -> Result<()> {
+        parse: impl Fn(&[u8]) -> Parsed<T>,
+    ) -> Result<Option<T>> {
         repeat(&what, || {
-            self.exchange(&what, kind, flags | NLM_F_ACK, body, &mut |payload| {
-                each(payload).map(ControlFlow::Continue)
-            })
+            let mut object = None;
+            let done = self.exchange(&what, kind, flags | NLM_F_ACK, body, &mut |payload| {
+                object = Some(parse(payload)?);
+                Ok(ControlFlow::Continue(()))
+            })?;
+            Ok(done.map(|()| object))
         })
     }
 
@@ -287,7 +283,7 @@ impl Socket {
                     false => ControlFlow::Break(()),
                 })
             });
-            if is_complete && !matches!(asked, Err(Error::Answer { .. })) {
+            if is_complete && !matches!(&asked, Err(e) if e.errno().is_none()) {
                 self.spare = Some(socket);
             }
             Ok(asked?.map(|()| list))
@@ -425,7 +421,7 @@ fn verdict(what: &dyn fmt::Display, payload: &[u8], flags: u16, between: usize) 
         }
     });
     let (what, cause) = (what.to_string(), io::Error::from_raw_os_error(-status));
-    Err(Error::System {
+    Err(Error {
         what,
         cause,
         message,

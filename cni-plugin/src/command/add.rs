@@ -39,13 +39,13 @@ use serde_json::Value;
 
 use super::pod_namespace;
 use crate::{
-    addressing::{self, Addressing, addressing},
+    addressing::{self, addressing},
     answer::{self, Chain, Made},
     bind::{self, Bound},
     config::{Attach, ChildKind, Config},
     decide::{decide, refusals},
     error::Error,
-    facts::{self, Facts, ForOne, Reading, Units},
+    facts::{self, Facts, NodeNetwork, Reading, Units},
     orphan::{self, OwnNics},
 };
 
@@ -62,7 +62,7 @@ pub(super) const ATTACHMENT_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first failure; nothing is left then.
 pub fn run(mut node: Node, request: &Request) -> Result<Value, Error> {
     let call = Call::read(&node, request)?;
-    // What no NIC can mend is said before anything is asked or waited for.
+    // A network that is wrong for every NIC is refused before anything waits.
     if let Some(first) = refusals(&call.config, &call.facts(&node))
         .into_iter()
         .next()
@@ -115,11 +115,11 @@ fn add(
         node,
         request,
         config,
-        inside,
         ipam,
-        before: &call.chain.result,
+        units: &units,
+        network: NodeNetwork::default(),
     };
-    let nics = reading.nics(&units, &own.true_names)?;
+    let nics = reading.nics(&own.true_names)?;
     let facts = call
         .facts(node)
         .with_nics(node, request, config, units, nics)?;
@@ -147,7 +147,7 @@ fn add(
             node.log.debug(format_args!("plan: {part}"));
         }
         let kept = orphan::keep_parents(node, &facts.parents())?;
-        node.journal.create(&call.key, &record)?;
+        node.journal.write(&call.key, &record)?;
         Ok((record, given, kept))
     });
     let (record, given, kept) =
@@ -226,19 +226,12 @@ fn complete(
     if all.is_empty() {
         return Ok((parts, vec![CniResult::default()]));
     }
-    let mut given = Vec::new();
     let interfaces = parts.iter_mut().filter_map(Part::interface_mut);
-    for (
-        interface,
-        Addressing {
-            interface: config,
-            result,
-        },
-    ) in interfaces.zip(all)
-    {
-        interface.config = config;
-        given.push(result);
-    }
+    let given = interfaces.zip(all).map(|(interface, addressing)| {
+        interface.config = addressing.interface;
+        addressing.result
+    });
+    let given = given.collect();
     Ok((parts, given))
 }
 
@@ -261,11 +254,11 @@ impl<'a> Call<'a> {
         name_is_of_an_interface(id)?;
         let key = key_of(request, id)?;
         if request.config.raw().len() > MAX_CONFIG_BYTES {
-            return Err(Error::new(
+            return Err(Error::advise(
                 Code::InvalidConfig,
-                format!("the network configuration is longer than {MAX_CONFIG_BYTES} bytes"),
-            )
-            .with_details("the journal keeps it until DEL; leave out what no plugin reads"));
+                format_args!("the network configuration is longer than {MAX_CONFIG_BYTES} bytes"),
+                "the journal keeps it until DEL; leave out what no plugin reads",
+            ));
         }
         request.config.has_each_key_once()?;
         let (policy, name) = (&node.policy.values, &request.config.name);
@@ -305,11 +298,23 @@ impl<'a> Call<'a> {
         Facts {
             ifname: self.id.ifname.to_string(),
             by_unit: self.config.allocation.is_some(),
-            for_one: ForOne::of(&self.ipam, self.chain.taken.is_some()),
+            for_one: self.for_one(),
             ranges: self.ranges.clone(),
             mode: self.mode,
             ..Facts::without_pod(&node.policy.values, &node.policy.path)
         }
+    }
+
+    /// Why the addresses are not for several interfaces, if so.
+    fn for_one(&self) -> Option<Error> {
+        if self.chain.taken.is_none() {
+            return self.ipam.serves_one().map(Error::from);
+        }
+        Some(Error::advise(
+            Code::InvalidConfig,
+            "the addresses of the list's interface cannot go over to several ipvlans",
+            "set ipam, or leave devices out",
+        ))
     }
 
     /// The IPAM is in it before it leases anything: a DEL that finds a record releases by that alone.
@@ -341,15 +346,13 @@ impl<'a> Call<'a> {
 
 /// The journal's name for the attachment.
 fn key_of(request: &Request, id: &AttachmentId) -> Result<Key, Error> {
-    Key::of(&request.config.name, id).ok_or_else(|| {
-        Error::new(
+    let name = &request.config.name;
+    Key::of(name, id).ok_or_else(|| {
+        Error::advise(
             Code::InvalidConfig,
-            format!(
-                "name {} is too long to keep a journal under",
-                request.config.name
-            ),
+            format_args!("name {name} is too long to keep a journal under"),
+            "network name, container ID and interface together have at most 248 bytes",
         )
-        .with_details("network name, container ID and interface together have at most 248 bytes")
     })
 }
 
@@ -359,28 +362,27 @@ fn name_is_of_an_interface(id: &AttachmentId) -> Result<(), Error> {
     if !sysctl::OF_NO_INTERFACE.contains(&name) {
         return Ok(());
     }
-    Err(Error::new(
+    Err(Error::advise(
         Code::InvalidEnvironment,
-        format!(
+        format_args!(
             "CNI_IFNAME {name} is not a name for an interface: /proc/sys/net has settings of all \
-                 interfaces under it"
+             interfaces under it"
         ),
-    )
-    .with_details("ask for another interface name"))
+        "ask for another interface name",
+    ))
 }
 
 fn name_is_free(inside: &mut Socket, name: &str, pod: &Namespace) -> Result<(), Error> {
-    match link::get(inside, By::Name(name.as_bytes()))? {
-        None => Ok(()),
-        Some(link) => Err(Error::new(
-            Code::Exists,
-            format!("{} has an interface {name} already", pod.path().display()),
-        )
-        .with_details(match link.kind {
-            Some(kind) => format!("a {kind}; ask for another interface name"),
-            None => "ask for another interface name".to_owned(),
-        })),
-    }
+    let Some(link) = link::get(inside, By::Name(name.as_bytes()))? else {
+        return Ok(());
+    };
+    let kind = link.kind.map_or("link".to_owned(), |kind| kind.to_string());
+    let pod = pod.path().display();
+    Err(Error::advise(
+        Code::Exists,
+        format_args!("{pod} has an interface {name} already, a {kind}"),
+        "ask for another interface name",
+    ))
 }
 
 /// Undoes what was recorded, and frees the slots. The first error stays the first.
@@ -415,24 +417,19 @@ fn undo_earlier(
         return node.journal.forget(key);
     };
     let lives = living(&record)?.is_some_and(|there| there.id() == pod.id());
-    let interfaces: Vec<_> = record.parts.iter().filter_map(Part::interface).collect();
-    let has_interface = !interfaces.is_empty();
-    let is_attached = match (lives, has_interface) {
-        (false, _) => false,
-        (true, true) => {
-            // An ADD that was killed between two of them was never answered, so that it is undone like
-            // one that made none.
-            let mut all = true;
-            for interface in interfaces {
-                all &= link::get(inside, By::Name(interface.name.as_bytes()))?.is_some();
-            }
-            all
-        }
-        (true, false) => {
-            let devices: Vec<_> = record.rdma().cloned().collect();
-            !devices.is_empty() && rdma::check(node, pod, &devices).is_ok()
-        }
-    };
+    let mut interfaces = record.parts.iter().filter_map(Part::interface).peekable();
+    let has_interface = interfaces.peek().is_some();
+    let mut is_attached = lives;
+    // An ADD that was killed between two of them was never answered, so that it is undone like one that
+    // made none.
+    for interface in interfaces {
+        let name = By::Name(interface.name.as_bytes());
+        is_attached = is_attached && link::get(inside, name)?.is_some();
+    }
+    if is_attached && !has_interface {
+        let devices: Vec<_> = record.rdma().cloned().collect();
+        is_attached = !devices.is_empty() && rdma::check(node, pod, &devices).is_ok();
+    }
     let owner = record.owner();
     if is_attached {
         let remedy = match (has_interface, call.config.attach) {
@@ -442,8 +439,9 @@ fn undo_earlier(
             }
             _ => "the runtime must DEL it first",
         };
-        let what = format!("{owner} is attached to network {} already", record.network);
-        return Err(Error::new(Code::Exists, what).with_details(remedy));
+        let network = &record.network;
+        let what = format_args!("{owner} is attached to network {network} already");
+        return Err(Error::advise(Code::Exists, what, remedy));
     }
     detach(node, key, &record, restore::RETURN_TIMEOUT)
         .map_err(|e| e.context(format_args!("undo an earlier attachment of {owner}")))

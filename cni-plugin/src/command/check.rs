@@ -1,4 +1,6 @@
-//! CHECK: what ADD answered is still so. Changes nothing; more than ADD made is no difference.
+//! CHECK: the pod still has what ADD answered. Changes nothing; additions by others are allowed.
+
+use std::{fmt::Display, net::IpAddr};
 
 use attachment::{
     addresses::Ipam,
@@ -14,7 +16,7 @@ use netlink::{
     link::{self, By, Link},
     route, rule,
 };
-use netlink_packet_route::AddressFamily;
+use netlink_packet_route::{AddressFamily, route::RouteMessage, rule::RuleMessage};
 
 use super::pod_namespace;
 use crate::{addressing, bind, error::Error};
@@ -26,8 +28,8 @@ use crate::{addressing, bind, error::Error};
 pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
     let id = request.attachment()?;
     let before = request.config.prev_result()?.ok_or_else(|| {
-        Error::new(Code::InvalidConfig, "prevResult is missing")
-            .with_details("CHECK compares with what ADD answered")
+        let remedy = "CHECK compares with what ADD answered";
+        Error::advise(Code::InvalidConfig, "prevResult is missing", remedy)
     })?;
     before.check_indexes()?;
     let pod = pod_namespace(&node, request)?;
@@ -36,7 +38,9 @@ pub fn run(mut node: Node, request: &Request) -> Result<(), Error> {
         None => None,
     };
     let Some(recorded) = recorded else {
-        return Err(differs(format!("the journal knows no attachment of {id}")));
+        return Err(differs(format_args!(
+            "the journal knows no attachment of {id}"
+        )));
     };
     let mut inside = pod.socket(&node.netns.namespace)?;
     let sandbox = request.env.netns.as_deref();
@@ -72,137 +76,76 @@ fn check_interface(
     sandbox: Option<&str>,
     interface: &Interface,
 ) -> Result<Link, Error> {
-    let position = before
-        .interfaces
-        .iter()
-        .position(|i| i.name == interface.name && i.sandbox.as_deref() == sandbox);
-    let Some((index, expected)) = position.and_then(|i| Some((i, before.interfaces.get(i)?)))
-    else {
-        return Err(differs(format!(
-            "prevResult has no interface {} in {}",
-            interface.name,
-            sandbox.unwrap_or("the pod")
-        )));
-    };
-    let link = link::get(inside, By::Name(expected.name.as_bytes()))?
-        .ok_or_else(|| differs(format!("{} is gone from the pod", expected.name)))?;
-    check_link(expected, &link)?;
-    check_addresses(inside, before, index, &link)?;
-    check_routes(inside, before, index, &link)?;
-    check_rules(inside, interface)?;
-    Ok(link)
-}
-
-fn differs(msg: String) -> Error {
-    Error::new(Code::Differs, msg)
-}
-
-fn check_link(expected: &cni_wire::Interface, link: &Link) -> Result<(), Error> {
-    let mac = link.mac_text();
-    if let Some(before) = expected
-        .mac
-        .as_ref()
-        .filter(|before| !before.eq_ignore_ascii_case(&mac))
+    let name = &interface.name;
+    let mut interfaces = before.interfaces.iter().enumerate();
+    let found = interfaces.find(|(_, i)| i.name == *name && i.sandbox.as_deref() == sandbox);
+    let (index, expected) = found.ok_or_else(|| {
+        let sandbox = sandbox.unwrap_or("the pod");
+        differs(format_args!(
+            "prevResult has no interface {name} in {sandbox}"
+        ))
+    })?;
+    let link = link::get(inside, By::Name(name.as_bytes()))?
+        .ok_or_else(|| differs(format_args!("{name} is gone from the pod")))?;
+    let (mac, mtu) = (link.mac_text(), link.mtu);
+    if let Some(had) = &expected.mac
+        && !had.eq_ignore_ascii_case(&mac)
     {
-        return Err(differs(format!(
-            "{} has MAC address {mac}, had {before}",
-            link.name
+        return Err(differs(format_args!(
+            "{name} has MAC address {mac}, had {had}"
         )));
     }
-    if let Some(before) = expected.mtu.filter(|before| *before != link.mtu) {
-        return Err(differs(format!(
-            "{} has MTU {}, had {before}",
-            link.name, link.mtu
-        )));
+    if let Some(had) = expected.mtu.filter(|had| *had != mtu) {
+        return Err(differs(format_args!("{name} has MTU {mtu}, had {had}")));
     }
     if !link.is_up() {
-        return Err(differs(format!("{} is down", link.name)));
+        return Err(differs(format_args!("{name} is down")));
     }
-    Ok(())
-}
-
-fn check_addresses(
-    inside: &mut Socket,
-    before: &CniResult,
-    index: usize,
-    link: &Link,
-) -> Result<(), Error> {
-    let addresses = address::list(inside, link.index)?;
-    for ip in before
-        .ips
-        .iter()
-        .filter(|ip| ip.interface.is_none_or(|i| i == index))
-    {
-        let there = addresses.iter().any(|message| {
-            address::own(message) == Some(ip.address.ip())
-                && message.header.prefix_len == ip.address.prefix()
-        });
-        if !there {
-            return Err(differs(format!(
-                "{} has lost address {}",
-                link.name, ip.address
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// The rules that ADD made, by which an interface's addresses find their table.
-fn check_rules(inside: &mut Socket, interface: &Interface) -> Result<(), Error> {
-    if interface.config.rules.is_empty() {
-        return Ok(());
-    }
-    let there = rule::list(inside, AddressFamily::Unspec)?;
-    let there: Vec<_> = there
-        .iter()
-        .map(|rule| (rule.header.family, display::rule(rule)))
-        .collect();
-    for rule in &interface.config.rules {
-        let text = display::rule(rule);
-        if !there.contains(&(rule.header.family, text.clone())) {
-            return Err(differs(format!(
-                "{} has lost the rule {text}",
-                interface.name
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// The routes of the result, as ADD makes messages of them, are among those out of the link.
-fn check_routes(
-    inside: &mut Socket,
-    before: &CniResult,
-    index: usize,
-    link: &Link,
-) -> Result<(), Error> {
-    // Routes name no interface; those of other interfaces' families and gateways are theirs.
+    // Routes name no interface: those through networks of other interfaces are theirs.
     let mut ours = before.clone();
     ours.ips
         .retain(|ip| ip.interface.is_none_or(|i| i == index));
-    if before.interfaces.len() > 1 {
-        ours.routes.retain(|r| {
-            r.gw.is_some_and(|gw| ours.ips.iter().any(|ip| ip.address.contains(gw)))
-        });
+    let is_ours = |gw: IpAddr| ours.ips.iter().any(|ip| ip.address.contains(gw));
+    let has_all = before.interfaces.len() < 2;
+    ours.routes.retain(|r| has_all || r.gw.is_some_and(is_ours));
+    let lost = |what: &dyn Display| Err(differs(format_args!("{name} has lost {what}")));
+    let addresses = address::list(inside, link.index)?;
+    let addresses: Vec<_> = addresses.iter().filter_map(addressing::cidr).collect();
+    if let Some(ip) = ours.ips.iter().find(|ip| !addresses.contains(&ip.address)) {
+        return lost(&format_args!("address {}", ip.address));
     }
     for (route, expected) in ours.routes.iter().zip(addressing::routes(&ours)) {
+        let expected = replay::route(&expected, 0, link.index);
         let family = expected.header.address_family;
-        let wanted = replay::route(&expected, 0, link.index);
-        let there = route::list(inside, family, link.index)?
-            .iter()
-            .any(|found| {
-                route::table_of(found) == route::table_of(&wanted)
-                    && found.header.destination_prefix_length
-                        == wanted.header.destination_prefix_length
-                    && route::destination(found) == route::destination(&wanted)
-                    && replay::gateway(found) == replay::gateway(&wanted)
-            });
-        if !there {
-            return Err(differs(format!(
-                "{} has lost the route to {}",
-                link.name, route.dst
-            )));
+        if !(route::list(inside, family, link.index)?.iter()).any(|found| same(found, &expected)) {
+            return lost(&format_args!("the route to {}", route.dst));
         }
     }
-    Ok(())
+    let rules = match interface.config.rules.as_slice() {
+        [] => Vec::new(),
+        _ => rule::list(inside, AddressFamily::Unspec)?,
+    };
+    let text = |rule: &RuleMessage| (rule.header.family, display::rule(rule));
+    let rules: Vec<_> = rules.iter().map(text).collect();
+    match (interface.config.rules.iter()).find(|rule| !rules.contains(&text(rule))) {
+        Some(rule) => lost(&format_args!("the rule {}", display::rule(rule))),
+        None => Ok(link),
+    }
+}
+
+fn differs(what: impl Display) -> Error {
+    Error::new(Code::Differs, what)
+}
+
+fn same(found: &RouteMessage, expected: &RouteMessage) -> bool {
+    let key = |route: &RouteMessage| {
+        let prefix = route.header.destination_prefix_length;
+        (
+            route::table_of(route),
+            route::destination(route),
+            prefix,
+            replay::gateway(route),
+        )
+    };
+    key(found) == key(expected)
 }

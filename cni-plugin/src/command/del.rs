@@ -76,16 +76,16 @@ fn end(node: &mut Node, key: &Key, record: &Record) -> Result<(), Error> {
 pub(super) fn is_known(node: &Node, what: impl fmt::Display) -> Result<(), Error> {
     match &node.policy.fault {
         None => Ok(()),
-        Some(fault) => Err(Error::new(
+        Some(fault) => Err(Error::advise(
             Code::TryAgain,
-            format!("{what}: no record is found, and where records are is not known: {fault}"),
-        )
-        .with_details(fault.remedy())),
+            format_args!("{what}: no record is found, and where records are is not known: {fault}"),
+            fault.remedy(),
+        )),
     }
 }
 
 /// The attachment's lock, which the IPAM programs that this call runs hold as well. A state
-/// directory that takes no lock takes no record either: what is there is undone all the same.
+/// directory that takes no lock takes no record: an existing one is undone without the lock.
 pub(super) fn lock(node: &Node, key: &Key, timeout: Duration) -> Result<Option<Lock>, Error> {
     match node.journal.lock_attachment(key, timeout) {
         Ok(lock) => {

@@ -6,8 +6,7 @@ pub mod del;
 pub mod gc;
 pub mod status;
 
-use std::path::Path;
-use std::time::Instant;
+use std::{fmt::Display, path::Path, time::Instant};
 
 use attachment::{
     log::{Log, PROGRAM},
@@ -66,20 +65,19 @@ fn for_release(places: &Places, subject: String) -> Result<Node, Error> {
 /// Code 8: it is not there, or it is the host's own.
 fn pod_namespace(node: &Node, request: &Request) -> Result<Namespace, Error> {
     let path = request.env.netns.as_deref().unwrap_or_default();
-    let pod = Namespace::open(Path::new(path))
-        .map_err(|e| Error::new(Code::InvalidNetns, e.to_string()))?
-        .ok_or_else(|| {
-            Error::new(
-                Code::InvalidNetns,
-                format!("CNI_NETNS {path} is missing or is not a network namespace"),
-            )
-        })?;
+    let wrong = |what: &dyn Display| Error::new(Code::InvalidNetns, what);
+    let pod = Namespace::open(Path::new(path)).map_err(|e| wrong(&e))?;
+    let pod = pod.ok_or_else(|| {
+        wrong(&format_args!(
+            "CNI_NETNS {path} is missing or is not a network namespace"
+        ))
+    })?;
     if pod.id() == node.netns.namespace.id() && !request.env.netns_override {
-        return Err(Error::new(
+        return Err(Error::advise(
             Code::InvalidNetns,
-            format!("CNI_NETNS {path} is the namespace this plugin runs in, the host's"),
-        )
-        .with_details("set CNI_NETNS_OVERRIDE=1 if this is meant"));
+            format_args!("CNI_NETNS {path} is the namespace this plugin runs in, the host's"),
+            "set CNI_NETNS_OVERRIDE=1 if this is meant",
+        ));
     }
     Ok(pod)
 }

@@ -8,16 +8,13 @@ use attachment::{
     part::Part,
 };
 use cni_wire::{Code, Command, Request};
-use netlink::{
-    link::{self, By},
-    release,
-};
+use netlink::release;
 
 use crate::{
     config::Config,
     decide::decide,
     error::Error,
-    facts::{self, Facts, ForOne},
+    facts::{self, Facts},
 };
 
 /// Serves STATUS. Returns why pods of the network may be without a carrier.
@@ -44,21 +41,12 @@ fn check(
     let mut node = Node::open(places, subject)?;
     check_kernel(&node)?;
     let config = Config::read(request, &node.policy.values.pkeys)?;
-    if let Some(master) = &config.master
-        && link::get(&mut node.netns.socket, By::Name(master.as_bytes()))?.is_none()
-    {
-        return Err(Error::new(
-            Code::Unavailable,
-            format!("master: netdev {master} does not exist on this host"),
-        )
-        .with_details("correct the name, or leave it out where Multus passes a deviceID"));
-    }
     let nics = facts::named_master(&mut node, &config)?;
     node.journal.check_owner()?;
     node.journal.check_writable()?;
     let ipam = Ipam::of(&node, request)?;
     let facts = Facts {
-        for_one: ForOne::of(&ipam, false),
+        for_one: ipam.serves_one().map(Error::from),
         ranges: ipam.rails(&node, request)?,
         mode: facts::mode(&node, &config)?,
         nics,
@@ -74,19 +62,15 @@ fn check_kernel(node: &Node) -> Result<(), Error> {
     let file = node.roots.proc.join("sys/kernel/osrelease");
     // A release that cannot be read says nothing; the kernel's refusals will.
     let release = fs::read_to_string(file).unwrap_or_default();
-    if !release::is_too_old(release.trim()) {
+    let release = release.trim();
+    if !release::is_too_old(release) {
         return Ok(());
     }
     let (major, minor) = release::MINIMUM;
-    Err(Error::new(
+    Err(Error::advise(
         Code::Unavailable,
-        format!(
-            "the kernel is Linux {}; rdma-netdev needs {major}.{minor} or newer",
-            release.trim()
-        ),
-    )
-    .with_details(
-        "older kernels do not name the hardware below a link, by which a NIC is known again after \
-         its pod; install a newer kernel on this node",
+        format_args!("the kernel is Linux {release}; rdma-netdev needs {major}.{minor} or newer"),
+        "older kernels do not name the hardware below a link, by which a NIC is found after its pod; \
+         install a newer kernel on this node",
     ))
 }

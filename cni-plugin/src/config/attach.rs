@@ -1,5 +1,6 @@
 //! `attach`: what becomes the pod's interface.
 
+use cni_wire::text::one_of;
 use serde::Deserialize;
 
 /// What becomes the pod's interface.
@@ -37,11 +38,8 @@ impl Attach {
     }
 
     fn all() -> impl Iterator<Item = Attach> {
-        let children = ChildKind::ALL.into_iter().map(Attach::Child);
-        [Attach::Move]
-            .into_iter()
-            .chain(children)
-            .chain([Attach::RdmaOnly])
+        let children = ChildKind::ALL.map(Attach::Child).into_iter();
+        children.chain([Attach::Move, Attach::RdmaOnly])
     }
 
     /// All kinds, for messages.
@@ -57,16 +55,6 @@ impl TryFrom<String> for Attach {
         let mut all = Attach::all();
         all.find(|attach| attach.as_str() == text)
             .ok_or_else(|| format!("must be {}", Attach::words()))
-    }
-}
-
-/// As in `macvlan, ipvlan or ipoib`.
-pub(super) fn one_of(words: impl Iterator<Item = &'static str>) -> String {
-    let words: Vec<&str> = words.collect();
-    match words.split_last() {
-        Some((last, [])) => (*last).to_owned(),
-        Some((last, others)) => format!("{} or {last}", others.join(", ")),
-        None => String::new(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `devices` and `names`: whether an attachment is one NIC of its pod or all of them, and what its
 //! interfaces are called. Pure.
 
-use cni_wire::{Code, Error, IfName};
+use cni_wire::{Error, IfName};
 use serde::Deserialize;
 
 cni_wire::words! {
@@ -34,29 +34,20 @@ impl TryFrom<String> for Names {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        const EXPECTED: &str = "the placeholders are {ifname}, {rail} and {host}";
-        let mut rest = text.as_str();
-        while let Some(at) = rest.find(['{', '}']) {
-            let from = rest.get(at..).unwrap_or_default();
-            let placeholder = from.strip_prefix('{').and_then(|from| from.split_once('}'));
-            let (word, after) =
-                placeholder.ok_or_else(|| format!("has a single brace; {EXPECTED}"))?;
-            if !["ifname", "rail", "host"].contains(&word) {
-                return Err(format!("has {{{word}}}; {EXPECTED}"));
-            }
-            rest = after;
-        }
-        if !text.contains("{rail}") && !text.contains("{host}") {
-            return Err(
-                "gives all interfaces one name: it has neither {rail} nor {host}".to_owned(),
-            );
-        }
+        let is_distinct = text.contains("{rail}") || text.contains("{host}");
         let names = Names(text);
-        // A network that no node can use is refused before one is asked.
         let shortest = names.name("x", 0, "x");
-        IfName::parse(&shortest)
-            .map_err(|reason| format!("makes {shortest:?} at the shortest: {reason}"))?;
-        Ok(names)
+        // A network that no node can use is refused before one is asked.
+        match IfName::parse(&shortest) {
+            _ if shortest.contains(['{', '}']) => Err(format!(
+                "makes {shortest:?}: the placeholders are {{ifname}}, {{rail}} and {{host}}"
+            )),
+            _ if !is_distinct => {
+                Err("makes one name for all interfaces: add {rail} or {host}".to_owned())
+            }
+            Err(reason) => Err(format!("makes {shortest:?} at the shortest: {reason}")),
+            Ok(_) => Ok(names),
+        }
     }
 }
 
@@ -73,11 +64,8 @@ impl Names {
     pub fn of(&self, ifname: &str, rail: u32, host: &str) -> Result<IfName, Error> {
         let name = self.name(ifname, rail, host);
         IfName::parse(&name).map_err(|reason| {
-            Error::new(
-                Code::InvalidConfig,
-                format!("names: {:?} makes {name:?} of {host}: {reason}", self.0),
-            )
-            .with_details("choose a shorter pattern, such as \"r{rail}\"")
+            let msg = format!("names: {:?} makes {name:?} of {host}: {reason}", self.0);
+            super::invalid(msg, "choose a shorter pattern, such as \"r{rail}\"")
         })
     }
 
@@ -88,6 +76,8 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
+    use cni_wire::Code;
+
     use super::*;
 
     fn named(pattern: &str, rail: u32) -> Result<String, Error> {
@@ -121,13 +111,13 @@ mod tests {
     #[test]
     fn a_pattern_that_cannot_be_meant_is_refused() {
         for (pattern, part) in [
-            ("net", "neither {rail} nor {host}"),
-            ("", "neither {rail} nor {host}"),
-            ("{ifname}", "neither {rail} nor {host}"),
-            ("{rails}", "{rails}"),
-            ("{rail", "single brace"),
-            ("rail}", "single brace"),
-            ("{}", "{}"),
+            ("net", "add {rail} or {host}"),
+            ("", "add {rail} or {host}"),
+            ("{ifname}", "add {rail} or {host}"),
+            ("{rails}", "\"{rails}\""),
+            ("{rail", "placeholders"),
+            ("rail}", "placeholders"),
+            ("{}", "\"{}\""),
             ("a/{rail}", "\"a/0\" at the shortest"),
             ("a b{rail}", "at the shortest"),
             ("123456789012345{rail}", "at the shortest"),

@@ -8,16 +8,16 @@ use cni_wire::{
 use node::spelling;
 use serde::de::DeserializeOwned;
 
-use super::{GROUPED, Keys};
+use super::{Config, Keys, SHARED, invalid};
 
 /// The keys that are read here, and those that every plugin has. docs/reference.md explains each.
 pub fn all() -> Vec<&'static str> {
-    let single = keys_of::<Keys>().iter().copied();
-    single.chain(GROUPED.split_whitespace()).collect()
+    let shared: Vec<&str> = SHARED.split(' ').collect();
+    [keys_of::<Keys>(), keys_of::<Config>(), &shared].concat()
 }
 
 /// Keys of other plugins that change where packets go, isolation, addresses or who may send, and
-/// are not done here, with what to do instead. Those of the last row resemble keys that are read here,
+/// that are not supported here, with the remedy. Those of the last row resemble keys that are read here,
 /// and are noted, as all further ones are.
 const FOREIGN: &[&str] = &[
     "vlanId vlanTrunk trunk: set vlan for a VF that is moved, or name a VLAN netdev as master",
@@ -62,7 +62,7 @@ const MAX_SHOWN_BYTES: usize = 64;
 /// The notes about keys without effect, of the configuration and of what runtime and pod add to it.
 ///
 /// # Errors
-/// Code 2: a key asks for something that is not done here; code 7: a key resembles one whose value
+/// Code 2: a key asks for something that is not supported here; code 7: a key resembles one whose value
 /// must not be lost.
 pub(super) fn check(root: &Section<'_>, added: &[&Section<'_>]) -> Result<Vec<String>, Error> {
     for section in added {
@@ -88,8 +88,8 @@ pub(super) fn check(root: &Section<'_>, added: &[&Section<'_>]) -> Result<Vec<St
             && let Some(meant) = spelling::nearest(key, &comparable)
         {
             let unknown = format!("unknown key {shown:?}; did you mean {meant:?}?");
-            return Err(Error::new(Code::InvalidConfig, unknown)
-                .with_details("correct the key, or leave it out; its value would have no effect"));
+            let remedy = "correct the key, or leave it out; its value would have no effect";
+            return Err(invalid(unknown, remedy));
         }
         notes.push(format!("{shown} has no effect here"));
     }
@@ -101,12 +101,10 @@ fn refuse(section: &Section<'_>, key: &str, value: &Value) -> Result<bool, Error
     let is_among = |keys: &str| keys.split(' ').any(|foreign| same_key(key, foreign));
     match foreign().find(|(keys, _)| is_among(keys)) {
         Some((_, remedy)) if !remedy.is_empty() && !asks_for_nothing(value) => {
-            let value = bounded(&value.describe(), MAX_SHOWN_BYTES);
-            let msg = format!(
-                "{}: rdma-netdev does not support this key ({value})",
-                section.path_of(key)
-            );
-            Err(Error::new(Code::UnsupportedField, msg).with_details(remedy))
+            let (path, value) = (section.path_of(key), value.describe());
+            let value = bounded(&value, MAX_SHOWN_BYTES);
+            let msg = format!("{path}: rdma-netdev does not support this key ({value})");
+            Err(Error::advise(Code::UnsupportedField, msg, remedy))
         }
         found => Ok(found.is_some()),
     }
@@ -117,13 +115,13 @@ fn refuse(section: &Section<'_>, key: &str, value: &Value) -> Result<bool, Error
 /// # Errors
 /// Code 7 naming the key that has another type, or that is there twice.
 pub(super) fn read<T: DeserializeOwned>(root: &Section<'_>) -> Result<T, Error> {
-    let entries = root.entries();
-    let own = entries.filter(|(key, _)| resolve(keys_of::<T>(), key).is_some());
+    let (entries, known) = (root.entries(), keys_of::<T>());
+    let own = entries.filter(|(key, _)| resolve(known, key).is_some());
     let own = own.map(|(key, value)| (key.to_owned(), value.clone()));
     Section::root(&Value::Object(own.collect())).read()
 }
 
-pub(super) fn asks_for_nothing(value: &Value) -> bool {
+fn asks_for_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Bool(on) => !on,

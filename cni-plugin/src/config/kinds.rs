@@ -1,21 +1,22 @@
 //! For which kinds of attachment each key has a meaning, and which keys exclude each other. Pure.
 
-use attachment::part::MacvlanMode;
-use cni_wire::{Code, Error, Section, json::Value, json::resolve};
+use attachment::part::{IpoibMode, IpvlanMode, MacvlanMode};
+use cni_wire::{Error, text::one_of};
 use hca::UnitId;
 
-use super::{Attach, ChildKind, Config, Devices, attach::one_of, keys};
-use crate::rdma::RdmaRequirement;
+use super::{Attach, ChildKind, Config, Devices, Keys, invalid};
+use crate::rdma::RdmaRequirement::{Off, Required};
 
 const MOVE: Attach = Attach::Move;
 const MACVLAN: Attach = Attach::Child(ChildKind::Macvlan);
 const IPVLAN: Attach = Attach::Child(ChildKind::Ipvlan);
 const IPOIB: Attach = Attach::Child(ChildKind::Ipoib);
+const RDMA_ONLY: Attach = Attach::RdmaOnly;
 const CHILDREN: &[Attach] = &[MACVLAN, IPVLAN, IPOIB];
-/// Those with an interface of their own.
-const INTERFACES: &[Attach] = &[MOVE, MACVLAN, IPVLAN, IPOIB];
+/// Those with a netdev of their own.
+const NETDEVS: &[Attach] = &[MOVE, MACVLAN, IPVLAN, IPOIB];
 /// Those that take a device from the host.
-const TAKING: &[Attach] = &[MOVE, Attach::RdmaOnly];
+const TAKING: &[Attach] = &[MOVE, RDMA_ONLY];
 
 /// What decides in the place of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,136 +31,112 @@ enum Decider {
 
 use Decider::{Device, Slot, Units};
 
+const ANY: &[Decider] = &[Device, Units, Slot];
+/// Those that are a unit of the pod.
+const UNIT: &[Decider] = &[Units, Slot];
+
 /// Keys that name a netdev to be moved, in the order of the host-device plugin. Multus writes pciBusID
 /// into every configuration.
-pub(super) const NAMING: [&str; 4] = ["device", "hwaddr", "kernelpath", "rdmaDevice"];
+const NAMING: [&str; 4] = ["device", "hwaddr", "kernelpath", "rdmaDevice"];
 
-/// Keys in which 0, false and nothing in braces mean that they are not given.
-const ZERO_IS_ABSENT: [&str; 5] = ["acceptRA", "bcqueuelen", "dad", "ipam", "mtu"];
+/// A key, whether it asks for something, the kinds of attachment that it has a meaning for, and the
+/// deciders beside which it has none.
+type Row = (&'static str, bool, &'static [Attach], &'static [Decider]);
 
-const RDMA_ONLY: &str = "attach: rdma-only";
-
-/// The kinds of attachment that a key has a meaning for, and beside what it has none.
-fn row(key: &str) -> Option<(&'static [Attach], &'static [Decider])> {
-    Some(match key {
-        "device" | "hwaddr" | "kernelpath" | "pciBusID" => (&[MOVE], &[Units, Slot]),
-        "rdmaDevice" => (TAKING, &[Units, Slot]),
-        "master" => (CHILDREN, &[Device, Units, Slot]),
-        "mode" => (CHILDREN, &[]),
-        "mac" => (&[MOVE, MACVLAN], &[Units]),
-        "guid" => (&[MOVE], &[Units]),
-        "vlan" | "trust" | "spoofchk" | "link_state" | "min_tx_rate" | "max_tx_rate" => {
-            (&[MOVE], &[])
-        }
-        "bcqueuelen" => (&[MACVLAN], &[]),
-        "pkey" | "umcast" => (&[IPOIB], &[]),
-        "rail" => (INTERFACES, &[Units]),
-        "mtu" | "linkLocal" | "acceptRA" | "dad" | "sourceRouting" | "ipam" | "rdma: off" => {
-            (INTERFACES, &[])
-        }
-        "rdma: required" => (TAKING, &[]),
-        RDMA_ONLY => (&[Attach::RdmaOnly], &[Slot]),
-        _ => return None,
-    })
+/// The keys that are not for all kinds. `has_bus` is whether pciBusID names a netdev, and not the
+/// allocation.
+fn rows(keys: &Keys, config: &Config, has_bus: bool, has_ipam: bool) -> [Row; 28] {
+    let (vf, rdma, queue) = (&config.vf, config.rdma, config.broadcast_queue);
+    let is_rdma_only = config.attach == RDMA_ONLY;
+    [
+        ("device", keys.device.is_some(), &[MOVE], UNIT),
+        ("hwaddr", keys.hwaddr.is_some(), &[MOVE], UNIT),
+        ("kernelpath", keys.kernelpath.is_some(), &[MOVE], UNIT),
+        ("pciBusID", has_bus, &[MOVE], UNIT),
+        ("rdmaDevice", keys.rdma_device.is_some(), TAKING, UNIT),
+        ("master", config.master.is_some(), CHILDREN, ANY),
+        ("mode", config.mode.is_some(), CHILDREN, &[]),
+        ("mac", config.mac.is_some(), &[MOVE, MACVLAN], &[Units]),
+        ("guid", vf.node_guid.is_some(), &[MOVE], &[Units]),
+        ("vlan", vf.vlan.is_some(), &[MOVE], &[]),
+        ("trust", vf.trust.is_some(), &[MOVE], &[]),
+        ("spoofchk", vf.spoof_check.is_some(), &[MOVE], &[]),
+        ("link_state", vf.link_state.is_some(), &[MOVE], &[]),
+        ("min_tx_rate", vf.min_tx_rate.is_some(), &[MOVE], &[]),
+        ("max_tx_rate", vf.max_tx_rate.is_some(), &[MOVE], &[]),
+        ("bcqueuelen", queue.is_some(), &[MACVLAN], &[]),
+        ("pkey", config.pkey.is_some(), &[IPOIB], &[]),
+        ("umcast", config.user_multicast.is_some(), &[IPOIB], &[]),
+        ("rail", config.rail.is_some(), NETDEVS, &[Units]),
+        ("mtu", config.mtu.is_some(), NETDEVS, &[]),
+        ("linkLocal", config.link_local.is_some(), NETDEVS, &[]),
+        ("acceptRA", config.accept_ra, NETDEVS, &[]),
+        ("dad", config.dad, NETDEVS, &[]),
+        ("sourceRouting", keys.source_routing.is_some(), NETDEVS, &[]),
+        ("ipam", has_ipam, NETDEVS, &[]),
+        ("rdma: off", rdma == Off, NETDEVS, &[]),
+        ("rdma: required", rdma == Required, TAKING, &[]),
+        ("attach: rdma-only", is_rdma_only, &[RDMA_ONLY], &[Slot]),
+    ]
 }
 
-/// The keys that ask for something, those too that runtime and pod add. `by_bus` is whether pciBusID
-/// names a netdev, and is not the runtime's word for an allocation.
-pub(super) fn given(root: &Section<'_>, config: &Config, by_bus: bool) -> Vec<&'static str> {
-    let all = keys::all();
-    let asks = |(key, value): (&str, &Value)| {
-        let key = resolve(&all, key)?;
-        let is_absent = match ZERO_IS_ABSENT.contains(&key) {
-            true => keys::asks_for_nothing(value),
-            false => *value == Value::String(String::new()),
-        };
-        (!is_absent).then_some(key)
-    };
-    let derived = [
-        ("pciBusID", by_bus),
-        ("mac", config.mac.is_some()),
-        ("guid", config.vf.node_guid.is_some()),
-        ("pkey", config.pkey.is_some()),
-        ("rdma: required", config.rdma == RdmaRequirement::Required),
-        ("rdma: off", config.rdma == RdmaRequirement::Off),
-        (RDMA_ONLY, config.attach == Attach::RdmaOnly),
-    ];
-    let written = root.entries().filter_map(asks);
-    let written = written.filter(|key| derived.iter().all(|(other, _)| other != key));
-    let derived = derived.iter().filter(|(_, is_given)| *is_given);
-    written.chain(derived.map(|(key, _)| *key)).collect()
-}
-
-/// Refuses keys that have no meaning for the kind of attachment, or beside each other.
-pub(super) fn check(config: &Config, given: &[&'static str]) -> Result<(), Error> {
+/// Refuses keys that have no meaning for the kind of attachment, or beside each other. Returns notes
+/// about those without effect.
+pub(super) fn check(
+    keys: &Keys,
+    config: &Config,
+    has_bus: bool,
+    has_ipam: bool,
+) -> Result<Vec<String>, Error> {
     let attach = config.attach;
-    let device = given.iter().find(|key| NAMING.contains(key));
-    let units = (config.devices == Devices::All).then(|| "devices: all".to_owned());
+    let mut given = rows(keys, config, has_bus, has_ipam).to_vec();
+    given.retain(|(_, asks, ..)| *asks);
+    let naming = given.iter().map(|(key, ..)| *key);
+    let naming: Vec<&str> = naming.filter(|key| NAMING.contains(key)).collect();
+    let device = naming.first().copied();
     let slot = config.allocation.as_ref();
     let slot = slot.filter(|a| matches!(a.unit, UnitId::Slot { .. }));
+    let units = (config.devices == Devices::All).then(|| "devices: all".to_owned());
     let deciders = [
-        (
-            Device,
-            device.map(|key| (*key).to_owned()),
-            "which names a netdev of the host to be moved",
-        ),
-        (
-            Units,
-            units,
-            "where each of the pod's units decides about its own interface",
-        ),
-        (
-            Slot,
-            slot.map(|slot| format!("deviceID {}", slot.text)),
-            "which is a slot and decides the netdev",
-        ),
+        (Device, device.map(str::to_owned)),
+        (Units, units),
+        (Slot, slot.map(|slot| format!("the slot {}", slot.text))),
     ];
-    let rows = || given.iter().filter_map(|key| Some((key, row(key)?)));
-    for (decider, by, why) in deciders {
-        let Some(by) = by else { continue };
-        if let Some((key, _)) = rows().find(|(_, (_, beside))| beside.contains(&decider)) {
+    for (decider, by) in deciders {
+        let mut rows = given.iter();
+        if let (Some(by), Some((key, ..))) = (by, rows.find(|row| row.3.contains(&decider))) {
             return Err(invalid(
-                format!("{key}: has no meaning beside {by}, {why}"),
+                format!("{key}: has no meaning beside {by}, which selects the netdevs"),
                 format!("leave out {key}, or {by}"),
             ));
         }
     }
-    if let Some((key, (kinds, _))) = rows().find(|(_, (kinds, _))| !kinds.contains(&attach)) {
+    if let Some((key, _, kinds, _)) = given.iter().find(|row| !row.2.contains(&attach)) {
+        let kinds = one_of(kinds.iter().map(|kind| kind.as_str()));
         return Err(invalid(
             format!("{key}: has no meaning for attach {}", attach.as_str()),
-            format!(
-                "leave it out, or set attach to {}",
-                one_of(kinds.iter().map(|kind| kind.as_str()))
-            ),
-        ));
-    }
-    if config.accept_ra && config.source_routing.wanted == Some(true) {
-        return Err(invalid(
-            "acceptRA: a default route of router advertisements is not in the routing table that \
-             sourceRouting makes"
-                .to_owned(),
-            "name the gateway in ipam, or set sourceRouting to false",
+            format!("leave it out, or set attach to {kinds}"),
         ));
     }
     match attach {
-        MACVLAN if config.macvlan_mode()? == MacvlanMode::Passthru && config.mac.is_some() => {
-            Err(invalid(
-                "mac: a macvlan in mode passthru has its master's address".to_owned(),
+        MACVLAN if config.mode()? == Some(MacvlanMode::Passthru) && config.mac.is_some() => {
+            return Err(invalid(
+                "mac: a macvlan in mode passthru has its master's address",
                 "leave mac out, or use mode bridge",
-            ))
+            ));
         }
-        IPVLAN => config.ipvlan_mode().map(drop),
-        IPOIB => config.ipoib_mode().map(drop),
-        _ => Ok(()),
+        IPVLAN => drop(config.mode::<IpvlanMode>()?),
+        IPOIB => drop(config.mode::<IpoibMode>()?),
+        _ => {}
     }
-}
-
-fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {
-    Error::new(Code::InvalidConfig, msg).with_details(remedy)
+    let idle = naming.iter().skip(1);
+    let note = |key| format!("{key} has no effect beside {}", device.unwrap_or_default());
+    Ok(idle.map(note).collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use cni_wire::Code;
     use serde_json::{Value, json};
 
     use super::*;
@@ -241,12 +218,5 @@ mod tests {
         with(MACVLAN, &json!({"mode": "passthru"})).unwrap();
         let with_mac = json!({"mode": "passthru", "mac": "02:00:00:00:00:01"});
         refuses(MACVLAN, &with_mac, "passthru");
-    }
-
-    #[test]
-    fn router_advertisements_and_source_routing_exclude_each_other() {
-        with(MACVLAN, &json!({"acceptRA": true})).unwrap();
-        let both = json!({"acceptRA": true, "sourceRouting": true});
-        refuses(MACVLAN, &both, "acceptRA");
     }
 }

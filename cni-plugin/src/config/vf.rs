@@ -1,113 +1,87 @@
 //! The settings of a VF, in the forms of `sriov-cni` and `ib-sriov-cni`. Pure.
 
-use attachment::netdev::vf::{LinkState, Protocol, VfSettings, Vlan, on_off};
-use cni_wire::{Error, Section};
+use attachment::netdev::vf::{Protocol, VfSettings, Vlan, on_off};
+use cni_wire::Error;
 use hca::Guid;
-use node::policy::{AllowVf, MAX_VLAN};
+use node::policy::AllowVf;
+
+use super::{Keys, invalid};
+
+cni_wire::words! {
+    /// As `sriov-cni` writes true and false.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Switch {
+        On = "on",
+        Off = "off",
+    }
+}
 
 /// # Errors
 /// Code 7 naming the key.
-pub(super) fn read(root: &Section<'_>, guid: Option<Guid>) -> Result<VfSettings, Error> {
-    let (min_tx_rate, max_tx_rate) = (root.get("min_tx_rate")?, root.get("max_tx_rate")?);
+pub(super) fn settings(keys: &Keys, guid: Option<Guid>) -> Result<VfSettings, Error> {
+    let (min_tx_rate, max_tx_rate) = (keys.min_tx_rate, keys.max_tx_rate);
     if let (Some(min), Some(max @ 1..)) = (min_tx_rate, max_tx_rate)
         && min > max
     {
-        let why = format_args!("{min} is more than the max_tx_rate {max}");
-        return Err(root.wrong("min_tx_rate", why));
+        let msg = format!("min_tx_rate: {min} is more than the max_tx_rate {max}");
+        return Err(invalid(msg, "exchange them, or leave one out"));
     }
+    let is_on = |switch| switch == Switch::On;
     Ok(VfSettings {
-        trust: word(root, "trust", &[true, false], on_off)?,
-        spoof_check: word(root, "spoofchk", &[true, false], on_off)?,
-        vlan: vlan(root)?,
+        trust: keys.trust.map(is_on),
+        spoof_check: keys.spoofchk.map(is_on),
+        vlan: vlan(keys)?,
         min_tx_rate,
         max_tx_rate,
-        link_state: word(root, "link_state", &LinkState::ALL, LinkState::as_str)?,
+        link_state: keys.link_state,
         mac: None,
         node_guid: guid,
         port_guid: guid,
     })
 }
 
-fn vlan(root: &Section<'_>) -> Result<Option<Vlan>, Error> {
-    let (id, qos) = (root.get("vlan")?, root.get("vlanQoS")?.unwrap_or(0));
-    let protocol = word(root, "vlanProto", &Protocol::ALL, Protocol::as_str)?;
-    let protocol = protocol.unwrap_or_default();
-    let id = match (id, qos, protocol) {
-        (None, 0, Protocol::Q) => return Ok(None),
-        (Some(0), 0, Protocol::Q) => 0,
-        (Some(id @ 1..=MAX_VLAN), 0..=7, _) => id,
-        (None | Some(0), qos, _) => {
+fn vlan(keys: &Keys) -> Result<Option<Vlan>, Error> {
+    let (qos, protocol) = (
+        keys.vlan_qos.unwrap_or(0),
+        keys.vlan_proto.unwrap_or_default(),
+    );
+    let is_plain = qos == 0 && protocol == Protocol::Q;
+    match keys.vlan {
+        Some(id) if id > 0 || is_plain => Ok(Some(Vlan { id, qos, protocol })),
+        None if is_plain => Ok(None),
+        _ => {
             let key = if qos > 0 { "vlanQoS" } else { "vlanProto" };
-            let wrong = root.wrong(key, "has a meaning only with a VLAN");
-            return Err(wrong.with_details("set vlan to 1 or more, or leave it out"));
+            Err(invalid(
+                format!("{key}: has a meaning only with a VLAN"),
+                "set vlan to 1 or more, or leave it out",
+            ))
         }
-        (Some(1..=MAX_VLAN), ..) => {
-            return Err(root.wrong("vlanQoS", format_args!("{qos} is not from 0 to 7")));
-        }
-        (Some(id), ..) => {
-            let why = format_args!("{id} is not a VLAN from 0 to {MAX_VLAN}");
-            return Err(root.wrong("vlan", why));
-        }
-    };
-    Ok(Some(Vlan { id, qos, protocol }))
+    }
 }
 
-/// A word without regard to its case.
-fn word<T: Copy>(
-    root: &Section<'_>,
-    key: &str,
-    all: &[T],
-    as_str: fn(T) -> &'static str,
-) -> Result<Option<T>, Error> {
-    let words: Vec<&str> = all.iter().map(|value| as_str(*value)).collect();
-    let expected = |wrong: Error| wrong.with_details(format!("expected {}", words.join(", ")));
-    let Some(text) = root.text(key).map_err(expected)? else {
-        return Ok(None);
-    };
-    let meant = all
-        .iter()
-        .find(|value| as_str(**value).eq_ignore_ascii_case(text));
-    let wrong = || expected(root.wrong(key, format_args!("{text:?} is not one of its words")));
-    meant.copied().map(Some).ok_or_else(wrong)
+fn text<T: ToString>(value: Option<T>) -> Option<String> {
+    value.map(|value| value.to_string())
 }
 
 /// The keys that a network sets, each with its value and whether the policy allows that. A VLAN's
 /// priority 0 and 802.1q are what a VLAN has without these keys.
-fn keys(settings: &VfSettings, allow: &AllowVf) -> Vec<(&'static str, String, bool)> {
-    let (guid, vlan) = (settings.node_guid, settings.vlan);
-    let id = vlan.map(|vlan| vlan.id);
-    let qos = vlan.map(|vlan| vlan.qos).filter(|qos| *qos > 0);
-    let protocol = vlan.map(|vlan| vlan.protocol);
+fn set_keys(vf: &VfSettings, allow: &AllowVf) -> Vec<(&'static str, String, bool)> {
+    let (guid, id) = (vf.node_guid, vf.vlan.map(|vlan| vlan.id));
+    let qos = vf.vlan.map(|vlan| vlan.qos).filter(|qos| *qos > 0);
+    let protocol = vf.vlan.map(|vlan| vlan.protocol);
     let protocol = protocol.filter(|protocol| *protocol != Protocol::Q);
     let guids = guid.is_some_and(|guid| allow.guid.iter().any(|range| range.contains(&guid.0)));
     let vlans = id.is_some_and(|id| allow.vlan.iter().any(|range| range.contains(&id)));
-    let on = |value: Option<bool>| value.map(|on| on_off(on).to_owned());
     let keys = [
-        ("guid", guid.map(|guid| guid.to_string()), guids),
-        ("vlan", id.map(|id| id.to_string()), vlans),
-        ("vlanQoS", qos.map(|qos| qos.to_string()), allow.vlan_qos),
-        (
-            "vlanProto",
-            protocol.map(|p| p.as_str().to_owned()),
-            allow.vlan_proto,
-        ),
-        ("trust", on(settings.trust), allow.trust),
-        ("spoofchk", on(settings.spoof_check), allow.spoofchk),
-        (
-            "link_state",
-            settings.link_state.map(|s| s.as_str().to_owned()),
-            allow.link_state,
-        ),
-        (
-            "min_tx_rate",
-            settings.min_tx_rate.map(|rate| rate.to_string()),
-            allow.min_tx_rate,
-        ),
-        (
-            "max_tx_rate",
-            settings.max_tx_rate.map(|rate| rate.to_string()),
-            allow.max_tx_rate,
-        ),
+        ("guid", text(guid), guids),
+        ("vlan", text(id), vlans),
+        ("vlanQoS", text(qos), allow.vlan_qos),
+        ("vlanProto", text(protocol), allow.vlan_proto),
+        ("trust", text(vf.trust.map(on_off)), allow.trust),
+        ("spoofchk", text(vf.spoof_check.map(on_off)), allow.spoofchk),
+        ("link_state", text(vf.link_state), allow.link_state),
+        ("min_tx_rate", text(vf.min_tx_rate), allow.min_tx_rate),
+        ("max_tx_rate", text(vf.max_tx_rate), allow.max_tx_rate),
     ];
     let set = |(key, value, is_allowed): (_, Option<String>, bool)| Some((key, value?, is_allowed));
     keys.into_iter().filter_map(set).collect()
@@ -115,22 +89,26 @@ fn keys(settings: &VfSettings, allow: &AllowVf) -> Vec<(&'static str, String, bo
 
 /// The first key that the policy does not allow, with its value. The default policy allows none.
 pub(crate) fn denied(settings: &VfSettings, allow: &AllowVf) -> Option<(&'static str, String)> {
-    let mut keys = keys(settings, allow).into_iter();
+    let mut keys = set_keys(settings, allow).into_iter();
     let denied = keys.find(|(_, _, is_allowed)| !is_allowed);
     denied.map(|(key, value, _)| (key, value))
 }
 
 #[cfg(test)]
 mod tests {
+    use attachment::netdev::vf::LinkState;
+    use cni_wire::Section;
     use serde_json::{Value, json};
 
     use super::*;
 
+    fn with_guid(keys: Value, guid: Option<Guid>) -> Result<VfSettings, Error> {
+        let keys = cni_wire::json::parse(keys.to_string()).unwrap();
+        settings(&super::super::keys::read(&Section::root(&keys))?, guid)
+    }
+
     fn read(keys: Value) -> Result<VfSettings, Error> {
-        super::read(
-            &Section::root(&cni_wire::json::parse(keys.to_string()).unwrap()),
-            None,
-        )
+        with_guid(keys, None)
     }
 
     #[test]
@@ -161,7 +139,7 @@ mod tests {
                 .id,
             0
         );
-        // 0 is no limit.
+        // 0 means without a limit.
         assert!(read(json!({"min_tx_rate": 9, "max_tx_rate": 0})).is_ok());
     }
 
@@ -192,11 +170,7 @@ mod tests {
     fn each_key_needs_its_own_word_in_the_policy() {
         let all = json!({"vlan": 100, "vlanQoS": 1, "vlanProto": "802.1ad", "trust": "off",
             "spoofchk": "on", "link_state": "auto", "min_tx_rate": 0, "max_tx_rate": 0});
-        let settings = super::read(
-            &Section::root(&cni_wire::json::parse(all.to_string()).unwrap()),
-            Some(Guid(0x0200_0000_0000_0008)),
-        );
-        let settings = settings.unwrap();
+        let settings = with_guid(all, Some(Guid(0x0200_0000_0000_0008))).unwrap();
         let mut allow = AllowVf::default();
         type Grant = fn(&mut AllowVf);
         let grants: [(&str, Grant); 9] = [

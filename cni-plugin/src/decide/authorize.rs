@@ -5,7 +5,7 @@
 //! the host is allocated to the pod by the kubelet. There is one way in, [`authorize`], for every
 //! kind of attachment.
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt::Display, path::Path};
 
 use attachment::netdev::identity;
 use cni_wire::{Code, text::list};
@@ -17,55 +17,47 @@ use crate::{
     allocation::Allocated,
     config::{Attach, ChildKind, Config, vf},
     error::Error,
-    facts::{Facts, Found, HostLink, Movable, RdmaTarget},
+    facts::{Facts, Found, HostLink, RdmaTarget},
 };
-
-/// A NIC as the network asks for it.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
-    pub config: &'a Config,
-    pub found: &'a Found,
-    /// RDMA devices are to leave the host's namespace.
-    pub moves_rdma: bool,
-}
-
-impl Asked<'_> {
-    /// A macvlan of mode `passthru`.
-    fn passthru(self) -> bool {
-        is_passthru(self.config)
-    }
-}
 
 fn is_passthru(config: &Config) -> bool {
     config.mode.as_deref() == Some("passthru")
 }
 
-/// Allows or denies what a network asks for: by the policy, then by what the kubelet allocated to the
-/// pod, where something is taken from the host.
+/// Allows or denies a NIC for a network: by the policy, then by what the kubelet allocated to the pod,
+/// where something is taken from the host. What may name another pod comes last.
 ///
 /// # Errors
 /// The first rule that denies it; why the kubelet could not be asked.
-pub fn authorize(asked: Asked<'_>, facts: &Facts<'_>) -> Result<(), Error> {
-    by_policy(asked, facts)?;
-    if !needs_allocation(asked, facts) {
-        return Ok(());
+pub fn authorize(config: &Config, found: &Found, facts: &Facts<'_>) -> Result<(), Error> {
+    by_policy(config, found, facts)?;
+    // STATUS and `validate` do not know the pod.
+    if let Some(allocated) = &facts.allocated
+        && needs_allocation(config, found, facts)
+    {
+        let allocated = allocated.as_ref().map_err(Error::clone)?;
+        by_allocation(config, found, facts, allocated)?;
     }
-    match &facts.allocated {
-        Some(Ok(allocated)) => by_allocation(asked, facts, allocated),
-        Some(Err(error)) => Err(error.clone()),
-        // STATUS and `validate` do not know the pod.
-        None => Ok(()),
+    if let Found::Move(movable) = found
+        && let Some(dependent) = &movable.dependent
+    {
+        return denied(
+            attempt(config.attach, &movable.link),
+            dependent,
+            "the pod would receive the frames of that link; remove it first, or move another netdev",
+        );
     }
+    Ok(())
 }
 
 /// Whether the pod must hold the HCA.
-pub(crate) fn needs_allocation(asked: Asked<'_>, facts: &Facts<'_>) -> bool {
+pub(crate) fn needs_allocation(config: &Config, found: &Found, facts: &Facts<'_>) -> bool {
     let is_exclusive = |host: &HostLink| facts.exclusive.iter().any(|hca| host.hcas.contains(hca));
     !facts.policy.allow.unallocated
-        && match asked.found {
+        && match found {
             Found::Move(_) => true,
-            Found::RdmaOnly(_) => asked.moves_rdma,
-            Found::Child(_, parent) => asked.passthru() || is_exclusive(parent),
+            Found::RdmaOnly(only) => only.moving.is_some(),
+            Found::Child(_, parent) => is_passthru(config) || is_exclusive(parent),
         }
 }
 
@@ -78,14 +70,14 @@ pub(super) fn by_policy_alone(config: &Config, facts: &Facts<'_>) -> Vec<Error> 
         found.push(denied(
             "mode passthru",
             "with it the pod sets the MAC address and the flags of the host's netdev",
-            format!("use mode bridge; if pods may do so, set allow.passthru in {policy}"),
+            format_args!("use mode bridge; if pods may do so, set allow.passthru in {policy}"),
         ));
     }
     if let Some((key, value)) = vf::denied(&config.vf, &allow.vf) {
         found.push(denied(
             format_args!("{key} {value}"),
             "the policy does not allow it",
-            format!(
+            format_args!(
                 "leave {key} out, or choose an allowed value; if networks may set it, add it to \
                  allow.vf.{key} in {policy}"
             ),
@@ -98,22 +90,21 @@ pub(super) fn by_policy_alone(config: &Config, facts: &Facts<'_>) -> Vec<Error> 
     found.into_iter().filter_map(Result::err).collect()
 }
 
-fn by_policy(asked: Asked<'_>, facts: &Facts<'_>) -> Result<(), Error> {
-    match asked.found {
+fn by_policy(config: &Config, found: &Found, facts: &Facts<'_>) -> Result<(), Error> {
+    match found {
         Found::Move(movable) => {
-            let what = attempt(asked.config.attach, &movable.link);
+            let what = attempt(config.attach, &movable.link);
             netdev(&what, &movable.link, facts)?;
-            can_move(&what, movable, facts)
+            can_move(&what, &movable.link, facts)
         }
         Found::Child(kind, parent) => {
-            let what = attempt(asked.config.attach, parent);
+            let what = attempt(config.attach, parent);
             if *kind == ChildKind::Ipoib {
-                in_partition(&what, partition(asked.config, parent), facts)?;
+                in_partition(&what, partition(config, parent), facts)?;
             }
             netdev(&what, parent, facts)
         }
-        // In shared mode nothing leaves the host: the devices are only reported.
-        Found::RdmaOnly(_) if !asked.moves_rdma => Ok(()),
+        Found::RdmaOnly(only) if only.moving.is_none() => Ok(()),
         Found::RdmaOnly(only) => {
             let mut devices = only.devices.iter();
             devices.try_for_each(|target| rdma_device(target, facts))
@@ -121,22 +112,24 @@ fn by_policy(asked: Asked<'_>, facts: &Facts<'_>) -> Result<(), Error> {
     }
 }
 
-fn by_allocation(asked: Asked<'_>, facts: &Facts<'_>, allocated: &Allocated) -> Result<(), Error> {
-    if let Found::RdmaOnly(only) = asked.found {
+fn by_allocation(
+    config: &Config,
+    found: &Found,
+    facts: &Facts<'_>,
+    allocated: &Allocated,
+) -> Result<(), Error> {
+    let path = facts.policy_path;
+    if let Found::RdmaOnly(only) = found {
         return only.devices.iter().try_for_each(|target| {
-            let hcas = target.hca.iter().cloned().collect();
-            let what = moving_device(target);
-            belongs(what, &target.device.name, &hcas, facts, allocated)
+            let (what, hcas) = (moving_device(target), target.hca.iter().cloned().collect());
+            is_allocated(&what, &target.device.name, &hcas, allocated, path)
         });
     }
-    match asked.found.host_link() {
-        Some(host) => {
-            let what = attempt(asked.config.attach, host);
-            let name = host.link.name.to_string();
-            belongs(what, &name, &host.hcas, facts, allocated)
-        }
-        None => Ok(()),
-    }
+    let Some(host) = found.host_link() else {
+        return Ok(());
+    };
+    let what = attempt(config.attach, host);
+    is_allocated(&what, &host.link.name, &host.hcas, allocated, path)
 }
 
 fn attempt(attach: Attach, host: &HostLink) -> String {
@@ -152,71 +145,59 @@ fn moving_device(target: &RdmaTarget) -> String {
     format!("moving RDMA device {}", target.device.name)
 }
 
-fn denied(
-    what: impl fmt::Display,
-    why: impl fmt::Display,
-    remedy: impl AsRef<str>,
-) -> Result<(), Error> {
-    let what = format!("{what} is denied: {why}");
-    Err(Error::new(Code::Policy, what).with_details(remedy))
+fn denied(what: impl Display, why: impl Display, remedy: impl Display) -> Result<(), Error> {
+    let what = format_args!("{what} is denied: {why}");
+    Err(Error::advise(Code::Policy, what, remedy))
 }
 
 /// The rules for every use of a netdev of the host.
 fn netdev(what: &str, host: &HostLink, facts: &Facts<'_>) -> Result<(), Error> {
-    let (allow, policy, name) = (
-        &facts.policy.allow,
-        facts.policy_path.display(),
-        &host.link.name,
-    );
-    if *name == "lo" {
-        return denied(
-            what,
-            "it is the loopback device",
-            "name a netdev of an RDMA device",
-        );
-    }
-    if let Some((controller, kind)) = &host.controller
+    let (allow, policy) = (&facts.policy.allow, facts.policy_path.display());
+    let name = &host.link.name;
+    let (why, remedy) = if *name == "lo" {
+        (
+            "it is the loopback device".to_owned(),
+            "name a netdev of an RDMA device".to_owned(),
+        )
+    } else if let Some((controller, kind)) = &host.controller
         && kind != "vrf"
     {
-        return denied(
-            what,
-            format_args!("it is a port of {kind} {controller}"),
+        (
+            format!("it is a port of {kind} {controller}"),
             format!("name {controller} itself, or take {name} out of it"),
-        );
-    }
-    if !allow.uplinks
-        && let Some(why) = &host.uplink
+        )
+    } else if let Some(why) = &host.uplink
+        && !allow.uplinks
     {
-        return denied(
-            what,
-            why,
+        (
+            why.clone(),
             format!(
                 "name another netdev; if pods may have {name}, set allow.uplinks and list the netdevs \
                  for pods in allow.netdevs, both in {policy}"
             ),
-        );
-    }
-    if !allow.non_rdma && host.rdma.is_empty() {
-        return denied(
-            what,
-            "no RDMA device has it as its port",
+        )
+    } else if !allow.non_rdma && host.rdma.is_empty() {
+        (
+            "no RDMA device has it as its port".to_owned(),
             format!(
                 "name a netdev of an RDMA device (rdmactl discover lists them), or set \
                  allow.nonRdma in {policy}"
             ),
-        );
-    }
-    match host.is_selected {
-        true => Ok(()),
-        false => unselected(what, facts),
-    }
+        )
+    } else if !host.is_selected {
+        return unselected(what, facts);
+    } else {
+        return Ok(());
+    };
+    denied(what, why, remedy)
 }
 
 fn unselected(what: &str, facts: &Facts<'_>) -> Result<(), Error> {
+    let path = facts.policy_path.display();
     denied(
         what,
         "none of the policy's selectors has it",
-        format!("add it to allow.netdevs in {}", facts.policy_path.display()),
+        format_args!("add it to allow.netdevs in {path}"),
     )
 }
 
@@ -225,62 +206,45 @@ fn in_partition(what: &str, pkey: u16, facts: &Facts<'_>) -> Result<(), Error> {
     let Some(allowed) = &facts.policy.allow.pkeys else {
         return Ok(());
     };
-    if allowed
-        .iter()
-        .any(|key| policy::partition(*key) == policy::partition(pkey))
-    {
+    let mut numbers = allowed.iter().map(|key| policy::partition(*key));
+    if numbers.any(|number| number == policy::partition(pkey)) {
         return Ok(());
     }
-    let allowed = allowed.iter().map(|key| format!("{key:#06x}"));
+    let allowed = list(allowed.iter().map(|key| format!("{key:#06x}")));
+    let path = facts.policy_path.display();
     denied(
         what,
-        format_args!(
-            "partition {pkey:#06x} is not among those that the policy allows ({})",
-            list(allowed)
-        ),
-        format!(
-            "set pkey to one of them, or add it to allow.pkeys in {}",
-            facts.policy_path.display()
-        ),
+        format_args!("the policy allows only the partitions {allowed}, and not {pkey:#06x}"),
+        format_args!("set pkey to one of them, or add it to allow.pkeys in {path}"),
     )
 }
 
 /// The rules for a netdev that leaves the host.
-fn can_move(attempt: &str, movable: &Movable, facts: &Facts<'_>) -> Result<(), Error> {
-    let nic = &movable.link;
-    let policy = facts.policy_path.display();
-    let kind = nic.link.kind.as_ref().map(ToString::to_string);
-    let what = match kind {
-        Some(kind) => format!("it is a {kind}, without hardware of its own"),
-        None => "the kernel names no hardware below it".to_owned(),
-    };
+fn can_move(attempt: &str, nic: &HostLink, facts: &Facts<'_>) -> Result<(), Error> {
+    let kind = nic.link.kind.as_ref();
+    let what = kind.map_or("the kernel names no hardware below it".to_owned(), |kind| {
+        format!("it is a {kind}, without hardware of its own")
+    });
     // What the pod cannot change must identify a netdev.
     if !identity::is_certain(&nic.link) {
         return denied(
             attempt,
-            format!("{what}, and in a pod it cannot be told from other links"),
+            format_args!("{what}, and in a pod it cannot be told from other links"),
             "move a NIC, a virtual function, or a VLAN or veth whose parent or peer is on the host",
         );
     }
-    if !facts.policy.allow.virtual_links && !nic.link.is_hardware() {
-        return denied(
-            attempt,
-            what,
-            format!(
-                "move a NIC or a virtual function; if pods may have links without hardware, set \
-                 allow.virtual in {policy}"
-            ),
-        );
+    if facts.policy.allow.virtual_links || nic.link.is_hardware() {
+        return Ok(());
     }
-    match &movable.dependent {
-        Some(dependent) => denied(
-            attempt,
-            dependent,
-            "the pod would receive the frames of what stands on it; remove that first, or move another \
-             netdev",
+    let path = facts.policy_path.display();
+    denied(
+        attempt,
+        what,
+        format_args!(
+            "move a NIC or a virtual function; if pods may have links without hardware, set \
+             allow.virtual in {path}"
         ),
-        None => Ok(()),
-    }
+    )
 }
 
 /// An RDMA device that leaves the host: the netdevs that lose it, and where it has none on the host,
@@ -311,12 +275,14 @@ fn rdma_device(target: &RdmaTarget, facts: &Facts<'_>) -> Result<(), Error> {
     }
 }
 
-fn belongs(
-    attempt: String,
-    name: &str,
+/// Whether the kubelet allocated to the pod one of the HCAs of `name`, a netdev or an RDMA device. `path`
+/// is that of the policy.
+pub(crate) fn is_allocated(
+    attempt: &str,
+    name: impl Display,
     hcas: &BTreeSet<HcaId>,
-    facts: &Facts<'_>,
     allocated: &Allocated,
+    path: &Path,
 ) -> Result<(), Error> {
     if hcas.iter().any(|hca| allocated.hcas.contains(hca)) {
         return Ok(());
@@ -332,11 +298,11 @@ fn belongs(
     denied(
         attempt,
         format_args!("pod {}: {what}; {has}", allocated.pod),
-        format!(
+        format_args!(
             "request the resource of an exclusive pool that has this HCA, and let Multus pass the \
              deviceID (k8s.v1.cni.cncf.io/resourceName); for runtimes without a kubelet, set \
              allow.unallocated in {}",
-            facts.policy_path.display()
+            path.display()
         ),
     )
 }

@@ -1,6 +1,8 @@
 //! Whether what a request asks for fits the link that it resolves to, and what the interface is
 //! given. Pure.
 
+use std::fmt::Display;
+
 use attachment::part::{ChildLink, IpoibMode};
 use cni_wire::{Code, text::list};
 use netlink::link::Link;
@@ -16,9 +18,6 @@ use crate::{
 
 /// The smallest MTU of a link with IPv6 (RFC 8200, section 5); below it the kernel takes IPv6 away.
 const MIN_IPV6_MTU: u32 = 1280;
-
-const OWN_ADDRESS: &str =
-    "set attach to ipoib: each child has a queue pair, and with it an address, of its own";
 
 /// Refuses what the kernel would refuse with a worse message, or take and do something else.
 ///
@@ -91,20 +90,17 @@ fn carries(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
             format!("guid: {on} is not an InfiniBand link"),
             "leave guid out",
         ),
-        Attach::Child(Macvlan) if is_ib => (
-            format!("{on} is IP over InfiniBand, which has no MAC addresses for a macvlan"),
-            OWN_ADDRESS,
-        ),
-        Attach::Child(Ipvlan) if is_ib => (
-            format!("{on} is IP over InfiniBand, and the kernel makes an ipvlan on Ethernet only"),
-            OWN_ADDRESS,
-        ),
         Attach::Child(kind @ (Macvlan | Ipvlan)) if !is_ethernet => (
             format!(
                 "{on} is not an Ethernet link and cannot carry a {}",
                 kind.as_str()
             ),
-            "name an Ethernet netdev as master",
+            match is_ib {
+                true => {
+                    "set attach to ipoib: each child has a queue pair, and with it an address, of its own"
+                }
+                false => "name an Ethernet netdev as master",
+            },
         ),
         Attach::Child(Ipoib) if !is_ib => (
             format!("{on} is not an IP over InfiniBand link"),
@@ -117,34 +113,35 @@ fn carries(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
 
 /// Refuses a macvlan, ipvlan, macvtap or ipvtap as master.
 ///
-/// The kernel makes a macvlan that is asked for on a macvlan on the link below that
-/// (`macvlan_common_newlink()`), and an ipvlan on an ipvlan likewise (`ipvlan_link_new()`), in
-/// whichever namespace that link is. What is judged, recorded and printed must be the link that is
-/// used. One kind upon the other is a stack indeed, but its frames are on the wire of the link below
-/// all the same.
+/// The kernel makes a macvlan on a macvlan on the link below that (`macvlan_common_newlink()`), and an
+/// ipvlan on an ipvlan likewise (`ipvlan_link_new()`), in whichever namespace that link is. What is
+/// judged, recorded and printed must be the link that is used. The frames of one kind on the other
+/// leave by the link below, too.
 fn is_no_child(attach: Attach, host: &HostLink) -> Result<(), Error> {
     use InfoKind::{IpVlan, IpVtap, MacVlan, MacVtap};
-    let link = &host.link;
-    let (Attach::Child(_), Some(kind @ (MacVlan | MacVtap | IpVlan | IpVtap))) =
-        (attach, &link.kind)
+    let (Attach::Child(child), Some(kind @ (MacVlan | MacVtap | IpVlan | IpVtap))) =
+        (attach, &host.link.kind)
     else {
         return Ok(());
     };
-    let (name, attach) = (&link.name, attach.as_str());
+    let (name, child) = (&host.link.name, child.as_str());
     let (through, remedy) = match &host.below {
-        Some(below) => (below.clone(), format!("name {below} as master instead")),
+        Some(below) => (below.as_str(), format!("name {below} as master instead")),
         None => (
-            "a link in another network namespace".to_owned(),
+            "a link in another network namespace",
             "name a netdev of the host as master that is not a macvlan or ipvlan".to_owned(),
         ),
     };
-    let what =
-        format!("master: {name} is a {kind}; its {attach} child would send and receive through");
-    Err(invalid(format!("{what} {through}"), remedy))
+    Err(invalid(
+        format_args!(
+            "master: {name} is a {kind}; its {child} child would send and receive through {through}"
+        ),
+        remedy,
+    ))
 }
 
-fn invalid(msg: String, remedy: impl AsRef<str>) -> Error {
-    Error::new(Code::InvalidConfig, msg).with_details(remedy)
+fn invalid(msg: impl Display, remedy: impl Display) -> Error {
+    Error::advise(Code::InvalidConfig, msg, remedy)
 }
 
 fn mtu_fits(attach: Attach, config: &Config, link: &Link) -> Result<(), Error> {
@@ -180,24 +177,20 @@ fn is_member(host: &HostLink, pkey: u16) -> Result<(), Error> {
     let Some(keys) = &host.pkeys else {
         return Ok(());
     };
-    if keys
-        .iter()
-        .any(|key| policy::partition(*key) == policy::partition(pkey))
-    {
+    let mut numbers = keys.iter().map(|key| policy::partition(*key));
+    if numbers.any(|number| number == policy::partition(pkey)) {
         return Ok(());
     }
     let port = host.rdma.first().map(ToString::to_string);
-    Err(Error::new(
+    Err(Error::advise(
         Code::TryAgain,
-        format!(
+        format_args!(
             "pkey {pkey:#06x}: the port below {} ({}) is not a member of that partition; its keys are \
              {}",
             host.link.name,
             port.unwrap_or_default(),
             list(keys.iter().copied().map(policy::membership))
         ),
-    )
-    .with_details(
         "name one of these, or add the port's GUID to the partition in the subnet manager's \
          configuration (OpenSM: partitions.conf); to start pods before that, set \
          allow.inactivePartitions in the node's policy",
@@ -251,13 +244,13 @@ mod tests {
     }
 
     #[test]
-    fn a_child_stands_on_a_link_that_can_carry_it() {
-        refuses(MACVLAN, &config(), INFINIBAND, "InfiniBand");
+    fn a_child_is_on_a_link_that_can_carry_it() {
+        refuses(MACVLAN, &config(), INFINIBAND, "not an Ethernet");
         refuses(IPOIB, &config(), ETHERNET, "InfiniBand");
         // ARPHRD_LOOPBACK
         refuses(MACVLAN, &config(), 772, "not an Ethernet");
         refuses(IPVLAN, &config(), 772, "not an Ethernet");
-        refuses(IPVLAN, &config(), INFINIBAND, "ipvlan on Ethernet only");
+        refuses(IPVLAN, &config(), INFINIBAND, "not an Ethernet");
         carries(IPOIB, &config(), &link(INFINIBAND)).unwrap();
     }
 

@@ -2,20 +2,13 @@
 //! in the pod. Decided for all of them before anything is changed. Pure.
 //!
 //! A rail has the same number on every node, or the attachment is refused: addresses and names of a
-//! job's pods are compared by it. The node's policy numbers the rails; without that, the place of a
-//! NIC in its pool does, where nothing shows that places differ from node to node.
-
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    path::Path,
-};
+//! job's pods are compared by it. The node's policy numbers the rails; without that, the position of a
+//! NIC in its pool does, where nothing shows that positions differ from node to node.
 
 use attachment::part::Part;
 use cni_wire::{Code, IfName, text::list};
-use hca::HcaId;
 use netlink::sysctl;
-use node::policy::{RailCandidate, Rails};
+use node::policy::RailCandidate;
 
 use crate::{
     allocation::Devices as Units,
@@ -24,51 +17,184 @@ use crate::{
     facts::{Facts, HostLink, Nic},
 };
 
-/// A NIC of the pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RailNic {
-    pub hca: HcaId,
-    /// Index of its netdev on the host.
-    pub index: u32,
-    /// The netdev's name on the host.
-    pub netdev: String,
-    /// The netdev's addresses on the host.
-    pub addresses: Vec<IpAddr>,
-}
-
-impl RailNic {
-    /// None for what no unit decides.
-    fn of(nic: &Nic) -> Option<RailNic> {
-        let host = nic.found.host_link()?;
-        Some(RailNic {
-            hca: nic.unit.as_ref()?.hcas.first()?.clone(),
-            index: host.link.index,
-            netdev: host.link.name.to_string(),
-            addresses: host.addresses.clone(),
-        })
-    }
-}
-
-/// The rail of each NIC of an attachment, in their order. STATUS and `validate` ask without a NIC.
+/// The rail of each NIC of an attachment, in their order; none where nothing asks for it. STATUS and
+/// `validate` ask without a NIC.
+///
+/// # Errors
+/// Code 7: two NICs are one netdev, nothing says the rail, or there are no ranges for it. Code 101: the
+/// policy puts a NIC on another rail or two NICs on one, says nothing of a NIC, or two things. Code 50:
+/// nothing numbers the rails of this node as those of other nodes are.
 pub(super) fn number(network: &Config, facts: &Facts<'_>) -> Result<Vec<Option<u32>>, Error> {
-    let numbering = Numbering {
-        asked: network.rail,
-        ranges: facts.ranges.as_ref(),
-        rails: &facts.policy.rails,
-        path: facts.policy_path,
-    };
-    let hosts = facts.nics.iter().map(|nic| nic.found.host_link());
-    match (network.attach, &facts.devices) {
-        (Attach::RdmaOnly, _) => Ok(vec![None; facts.nics.len()]),
-        (_, Some(devices)) => {
-            let described: Vec<_> = facts.nics.iter().filter_map(RailNic::of).collect();
-            let rails = numbering.all(&described, devices)?;
-            Ok(rails.into_iter().map(Some).collect())
-        }
-        (_, None) if network.devices == Devices::All => Ok(Vec::new()),
-        (_, None) if facts.nics.is_empty() => numbering.one(None).map(|_| Vec::new()),
-        (_, None) => hosts.map(|host| numbering.one(host)).collect(),
+    let is_asked = network.rail.is_some() || facts.ranges.is_some() || facts.devices.is_some();
+    if network.attach == Attach::RdmaOnly || !is_asked {
+        return Ok(vec![None; facts.nics.len()]);
     }
+    if facts.nics.is_empty() && network.devices == Devices::One {
+        return match network.rail {
+            Some(rail) => has_range(rail, "the NIC", facts).map(|()| Vec::new()),
+            None if facts.policy.rails.is_empty() => Err(unknown(facts)),
+            None => Ok(Vec::new()),
+        };
+    }
+    let mut numbered: Vec<(&Nic, &HostLink, u32)> = Vec::new();
+    for nic in &facts.nics {
+        let Some(host) = nic.found.host_link() else {
+            continue;
+        };
+        let (name, rail) = (host.link.name.to_string(), rail(network, facts, nic, host)?);
+        for (other, there, other_rail) in &numbered {
+            apart((other, there, *other_rail), (nic, host, rail), facts)?;
+        }
+        has_range(rail, &name, facts)?;
+        numbered.push((nic, host, rail));
+    }
+    Ok(numbered.iter().map(|(.., rail)| Some(*rail)).collect())
+}
+
+/// Refuses two NICs of a pod that are one netdev, or on one rail.
+fn apart(
+    (other, there, other_rail): (&Nic, &HostLink, u32),
+    (nic, host, rail): (&Nic, &HostLink, u32),
+    facts: &Facts<'_>,
+) -> Result<(), Error> {
+    let hca = |nic: &Nic| {
+        nic.unit
+            .as_ref()
+            .map_or(String::new(), |unit| unit.text.clone())
+    };
+    let (one, two, name) = (hca(other), hca(nic), &host.link.name);
+    if there.link.index == host.link.index {
+        return Err(Error::advise(
+            Code::InvalidConfig,
+            format_args!(
+                "HCAs {one} and {two} of the pod have one netdev, {name}, which can be one interface \
+                 only"
+            ),
+            "leave devices out and name the netdev with master or device; or offer one of the two \
+             HCAs in the pool",
+        ));
+    }
+    if other_rail == rail {
+        let (there, path) = (&there.link.name, facts.policy_path.display());
+        return Err(Error::advise(
+            Code::Policy,
+            format_args!(
+                "{there} ({one}) and {name} ({two}) are both on rail {rail}, but a pod has one NIC on \
+                 a rail"
+            ),
+            format_args!("give each NIC a number of its own: rails in {path}"),
+        ));
+    }
+    Ok(())
+}
+
+fn rail(network: &Config, facts: &Facts<'_>, nic: &Nic, host: &HostLink) -> Result<u32, Error> {
+    let by_policy = match facts.policy.rails.is_empty() {
+        true => None,
+        false => Some(by_policy(nic, host, facts)?),
+    };
+    match (network.rail, by_policy, &facts.devices) {
+        (Some(asked), Some(rail), _) if asked != rail => {
+            let (name, path) = (&host.link.name, facts.policy_path.display());
+            Err(Error::advise(
+                Code::Policy,
+                format_args!("{name} is on rail {rail}, but the network is for rail {asked}"),
+                format_args!(
+                    "request the resource whose NICs are on rail {asked}, or correct rail in the \
+                     network, or rails in {path}"
+                ),
+            ))
+        }
+        (_, Some(rail), _) | (Some(rail), None, _) => Ok(rail),
+        (None, None, Some(devices)) => by_pool(nic, devices, facts),
+        (None, None, None) => Err(unknown(facts)),
+    }
+}
+
+fn unknown(facts: &Facts<'_>) -> Error {
+    let path = facts.policy_path.display();
+    Error::advise(
+        Code::InvalidConfig,
+        "ipam.ranges has ranges of rails, and the rail of the NIC is unknown",
+        format_args!("set rail in the network, or number the NICs of this node: rails in {path}"),
+    )
+}
+
+fn has_range(rail: u32, netdev: &str, facts: &Facts<'_>) -> Result<(), Error> {
+    let (ranges, path) = (facts.ranges.as_ref(), facts.policy_path.display());
+    match ranges.is_none_or(|ranges| ranges.contains(&rail)) {
+        true => Ok(()),
+        false => Err(Error::advise(
+            Code::InvalidConfig,
+            format_args!("ipam.ranges has nothing for rail {rail}, on which {netdev} is"),
+            format_args!("add \"{rail}\", or correct rails in {path}"),
+        )),
+    }
+}
+
+/// By the HCA of the unit, else by any of the netdev's. A netdev without one is meant by its name or its
+/// addresses.
+fn by_policy(nic: &Nic, host: &HostLink, facts: &Facts<'_>) -> Result<u32, Error> {
+    let units = nic.unit.iter().filter(|_| facts.devices.is_some());
+    let mut hcas: Vec<String> = units.map(|unit| unit.text.clone()).collect();
+    if hcas.is_empty() {
+        hcas.extend(host.hcas.iter().map(ToString::to_string));
+    }
+    let (netdev, all) = (host.link.name.to_string(), list(&hcas));
+    let path = facts.policy_path.display();
+    let mut found = None;
+    for hca in hcas
+        .iter()
+        .map(String::as_str)
+        .chain(hcas.is_empty().then_some(""))
+    {
+        let candidate = RailCandidate {
+            hca,
+            netdev: &netdev,
+            addresses: &host.addresses,
+        };
+        let rail = facts.policy.rails.of(&candidate).map_err(|conflict| {
+            Error::advise(
+                Code::Policy,
+                format_args!("which rail {netdev} ({all}) is on is not clear: {conflict}"),
+                format_args!("correct rails in {path}"),
+            )
+        })?;
+        found = found.or(rail);
+    }
+    found.ok_or_else(|| {
+        Error::advise(
+            Code::Policy,
+            format_args!("the node's policy does not say which rail {netdev} ({all}) is on"),
+            format_args!("add its PCI address, its name or its network to rails in {path}"),
+        )
+    })
+}
+
+/// By its position in its pool. A node that lacks a NIC would number those behind it one lower than the
+/// others do.
+fn by_pool(nic: &Nic, devices: &Units, facts: &Facts<'_>) -> Result<u32, Error> {
+    let hca = nic.unit.as_ref().and_then(|unit| unit.hcas.first());
+    let why = match (&devices.pool, &facts.ranges) {
+        (None, _) => "the daemon does not report which HCAs its pool has".to_owned(),
+        (Some(pool), Some(ranges))
+            if ranges.len() != pool.len()
+                || !(0..).zip(pool).all(|(rail, _)| ranges.contains(&rail)) =>
+        {
+            let (count, rails) = (pool.len(), list(ranges));
+            format!("the pool has {count} HCAs here, but ipam.ranges has rails {rails}")
+        }
+        (Some(pool), _) => match (0..).zip(pool).find(|(_, other)| Some(*other) == hca) {
+            Some((rail, _)) => return Ok(rail),
+            None => format!("HCA {} is not in its pool any more", list(hca)),
+        },
+    };
+    let (resource, path) = (&devices.resource, facts.policy_path.display());
+    Err(Error::advise(
+        Code::Unavailable,
+        format_args!("the rails of {resource} on this node have no numbers: {why}"),
+        format_args!("set rails in {path}, the same on all nodes"),
+    ))
 }
 
 /// Names the interfaces of an attachment with `devices: all`, which are in the order of their rails.
@@ -86,189 +212,8 @@ pub(super) fn name(parts: &mut [Part], pattern: &Names, ifname: &str) -> Result<
     Ok(())
 }
 
-/// What says on which rails NICs are.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Numbering<'a> {
-    /// `rail` of the network.
-    pub asked: Option<u32>,
-    /// The rails for which the network has ranges of addresses; none where it has not one for each.
-    pub ranges: Option<&'a BTreeSet<u32>>,
-    /// The policy's.
-    pub rails: &'a Rails,
-    /// The policy's file, for messages.
-    pub path: &'a Path,
-}
-
-impl Numbering<'_> {
-    /// The rail of each of the pod's NICs, in their order.
-    ///
-    /// # Errors
-    /// Code 7: two NICs are one netdev, or on one rail. Code 101: the policy says nothing of a NIC, or
-    /// two things. Code 50: nothing numbers the rails of this node as those of other nodes are.
-    pub(crate) fn all(self, nics: &[RailNic], devices: &Units) -> Result<Vec<u32>, Error> {
-        let mut netdevs: BTreeMap<u32, &RailNic> = BTreeMap::new();
-        for nic in nics {
-            if let Some(other) = netdevs.insert(nic.index, nic) {
-                return Err(Error::new(
-                    Code::InvalidConfig,
-                    format!(
-                        "HCAs {} and {} of the pod have one netdev, {}, which can be one interface \
-                         only",
-                        other.hca, nic.hca, nic.netdev
-                    ),
-                )
-                .with_details(
-                    "leave devices out and name the netdev with master or device; or offer one of \
-                     the two HCAs in the pool",
-                ));
-            }
-        }
-        let mut numbers = Vec::new();
-        for nic in nics {
-            numbers.push(match self.rails.is_empty() {
-                true => self.by_pool(nic, devices)?,
-                false => self.by_policy(&nic.netdev, &[nic.hca.to_string()], &nic.addresses)?,
-            });
-        }
-        let mut taken: BTreeMap<u32, &RailNic> = BTreeMap::new();
-        for (nic, rail) in nics.iter().zip(&numbers) {
-            if let Some(other) = taken.insert(*rail, nic) {
-                return Err(Error::new(
-                    Code::Policy,
-                    format!(
-                        "{} ({}) and {} ({}) are both on rail {rail}, but a pod has one NIC on a rail",
-                        other.netdev, other.hca, nic.netdev, nic.hca
-                    ),
-                )
-                .with_details(format!(
-                    "give each NIC a number of its own: rails in {}",
-                    self.path.display()
-                )));
-            }
-        }
-        for (nic, rail) in nics.iter().zip(&numbers) {
-            self.has_range(*rail, &nic.netdev)?;
-        }
-        Ok(numbers)
-    }
-
-    /// The rail of the only NIC; none where nothing asks for one. `host` is its netdev, none where that
-    /// is not known or is the pod's.
-    ///
-    /// # Errors
-    /// Code 101: the policy puts the NIC on another rail, says nothing of it, or two things. Code 7:
-    /// nothing says the rail, or there are no ranges for it.
-    pub(crate) fn one(self, host: Option<&HostLink>) -> Result<Option<u32>, Error> {
-        if self.asked.is_none() && self.ranges.is_none() {
-            return Ok(None);
-        }
-        let path = self.path.display();
-        let name = host.map(|host| host.link.name.to_string());
-        let name = name.as_deref().unwrap_or("the NIC");
-        let by_policy = host.filter(|_| !self.rails.is_empty()).map(|host| {
-            let hcas: Vec<String> = host.hcas.iter().map(ToString::to_string).collect();
-            self.by_policy(name, &hcas, &host.addresses)
-        });
-        let rail = match (self.asked, by_policy.transpose()?) {
-            (Some(asked), Some(rail)) if asked != rail => {
-                let msg = format!("{name} is on rail {rail}, but the network is for rail {asked}");
-                return Err(Error::new(Code::Policy, msg).with_details(format!(
-                    "request the resource whose NICs are on rail {asked}, or correct rail in the \
-                     network, or rails in {path}"
-                )));
-            }
-            (_, Some(rail)) | (Some(rail), None) => rail,
-            (None, None) if !self.rails.is_empty() && host.is_none() => return Ok(None),
-            (None, None) => {
-                return Err(Error::new(
-                    Code::InvalidConfig,
-                    "ipam.ranges has ranges of rails, and the rail of the NIC is unknown",
-                )
-                .with_details(format!(
-                    "set rail in the network, or number the NICs of this node: rails in {path}"
-                )));
-            }
-        };
-        self.has_range(rail, name)?;
-        Ok(Some(rail))
-    }
-
-    fn has_range(self, rail: u32, netdev: &str) -> Result<(), Error> {
-        if self.ranges.is_none_or(|ranges| ranges.contains(&rail)) {
-            return Ok(());
-        }
-        let msg = format!("ipam.ranges has nothing for rail {rail}, on which {netdev} is");
-        Err(Error::new(Code::InvalidConfig, msg).with_details(format!(
-            "add \"{rail}\", or correct rails in {}",
-            self.path.display()
-        )))
-    }
-
-    /// By any of a netdev's HCAs. A netdev without one is meant by its name or its addresses.
-    fn by_policy(self, netdev: &str, hcas: &[String], addresses: &[IpAddr]) -> Result<u32, Error> {
-        let (policy, all) = (self.path.display(), hcas.join(", "));
-        let names = hcas.iter().map(String::as_str);
-        let mut found = None;
-        for hca in names.chain(hcas.is_empty().then_some("")) {
-            let candidate = RailCandidate {
-                hca,
-                netdev,
-                addresses,
-            };
-            let rail = self.rails.of(&candidate).map_err(|conflict| {
-                let msg = format!("which rail {netdev} ({all}) is on is not clear: {conflict}");
-                Error::new(Code::Policy, msg).with_details(format!("correct rails in {policy}"))
-            })?;
-            found = found.or(rail);
-        }
-        found.ok_or_else(|| {
-            let msg = format!("the node's policy does not say which rail {netdev} ({all}) is on");
-            Error::new(Code::Policy, msg).with_details(format!(
-                "add its PCI address, its name or its network to rails in {policy}"
-            ))
-        })
-    }
-
-    /// By its place in its pool.
-    fn by_pool(self, nic: &RailNic, devices: &Units) -> Result<u32, Error> {
-        let unclear = |why: String| {
-            let resource = &devices.resource;
-            let msg = format!("the rails of {resource} on this node have no numbers: {why}");
-            Err(Error::new(Code::Unavailable, msg).with_details(format!(
-                "set rails in {}, the same on all nodes",
-                self.path.display()
-            )))
-        };
-        let Some(pool) = &devices.pool else {
-            return unclear("the daemon does not report which HCAs its pool has".to_owned());
-        };
-        // A node that lacks a NIC would number those behind it one lower than the others do.
-        if let Some(ranges) = self.ranges
-            && !ranges
-                .iter()
-                .map(|rail| u64::from(*rail))
-                .eq(0..pool.len() as u64)
-        {
-            return unclear(format!(
-                "the pool has {} HCAs here, but ipam.ranges has rails {}",
-                pool.len(),
-                list(ranges)
-            ));
-        }
-        let place = pool.iter().position(|hca| *hca == nic.hca);
-        match place.and_then(|place| u32::try_from(place).ok()) {
-            Some(place) => Ok(place),
-            None => unclear(format!("HCA {} is not in its pool any more", nic.hca)),
-        }
-    }
-}
-
-/// The names of interfaces, by the rails and the host's names of their NICs. `ifname` is that of the
-/// call.
-///
-/// # Errors
-/// Code 7: one is not a name for an interface, or two are the same.
-pub(crate) fn names(
+/// By the rails and the host's names of the NICs.
+fn names(
     pattern: &Names,
     ifname: &str,
     nics: impl IntoIterator<Item = (u32, String)>,
@@ -276,50 +221,56 @@ pub(crate) fn names(
     let mut names: Vec<IfName> = Vec::new();
     for (rail, host) in nics {
         let name = pattern.of(ifname, rail, &host)?;
-        let wrong = |why: &str| {
-            Error::new(
-                Code::InvalidConfig,
-                format!("names: {:?} {why}, {:?}", pattern.as_str(), name.as_str()),
-            )
-            .with_details("use {rail} in it, as in \"r{rail}\"")
+        let wrong = if sysctl::OF_NO_INTERFACE.contains(&name.as_str()) {
+            "makes a name that the kernel has for all interfaces"
+        } else if names.contains(&name) {
+            "gives two interfaces one name"
+        } else {
+            names.push(name);
+            continue;
         };
-        if sysctl::OF_NO_INTERFACE.contains(&name.as_str()) {
-            return Err(wrong("makes a name that the kernel has for all interfaces"));
-        }
-        if names.contains(&name) {
-            return Err(wrong("gives two interfaces one name"));
-        }
-        names.push(name);
+        return Err(Error::advise(
+            Code::InvalidConfig,
+            format_args!("names: {:?} {wrong}, {:?}", pattern.as_str(), name.as_str()),
+            "use {rail} in it, as in \"r{rail}\"",
+        ));
     }
     Ok(names)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, path::Path};
+
     use super::*;
+    use crate::{
+        config::{ChildKind, UnitHcas},
+        facts::Found,
+    };
 
     const POOL: [&str; 3] = ["0000:3b:00.0", "0000:5e:00.0", "0000:b1:00.0"];
 
-    fn nics(places: &[usize]) -> Vec<RailNic> {
-        let nic = |place: &usize| RailNic {
-            hca: POOL[*place].parse().unwrap(),
-            index: 10 + u32::try_from(*place).unwrap(),
-            netdev: format!("ens{place}"),
-            addresses: Vec::new(),
+    fn nics(positions: &[usize]) -> Vec<Nic> {
+        let nic = |position: &usize| {
+            let mut host = HostLink::default();
+            host.link.index = 10 + u32::try_from(*position).unwrap();
+            host.link.name = format!("ens{position}").as_str().into();
+            Nic {
+                unit: Some(UnitHcas {
+                    text: POOL[*position].to_owned(),
+                    hcas: vec![POOL[*position].parse().unwrap()],
+                    slot: None,
+                }),
+                is_of_unit: true,
+                found: Found::Child(ChildKind::Macvlan, Box::new(host)),
+                random: (1 << 20, "02:00:00:00:00:01".parse().unwrap()),
+            }
         };
-        places.iter().map(nic).collect()
-    }
-
-    fn devices(pool: Option<&[&str]>) -> Units {
-        Units {
-            resource: "rdma/nic".into(),
-            hcas: BTreeSet::new(),
-            pool: pool.map(|pool| pool.iter().map(|hca| hca.parse().unwrap()).collect()),
-        }
+        positions.iter().map(nic).collect()
     }
 
     fn numbered(
-        nics: &[RailNic],
+        nics: &[Nic],
         pool: Option<&[&str]>,
         policy: &str,
         ranges: Option<&[u32]>,
@@ -327,18 +278,26 @@ mod tests {
         let text = format!(r#"{{"rails": {policy}}}"#);
         let path = Path::new("/etc/rdma-netdev/policy.json");
         let policy = node::policy::Policy::parse(path, text.as_bytes()).unwrap();
-        let ranges = ranges.map(|ranges| ranges.iter().copied().collect());
-        let numbering = Numbering {
-            asked: None,
-            rails: &policy.rails,
-            path,
-            ranges: ranges.as_ref(),
+        let facts = Facts {
+            ranges: ranges.map(|ranges| ranges.iter().copied().collect()),
+            devices: Some(Units {
+                resource: "rdma/nic".into(),
+                hcas: BTreeSet::new(),
+                pool: pool.map(|pool| pool.iter().map(|hca| hca.parse().unwrap()).collect()),
+            }),
+            nics: nics.to_vec(),
+            ..Facts::without_pod(&policy, path)
         };
-        numbering.all(nics, &devices(pool))
+        let network = Config {
+            attach: Attach::Child(ChildKind::Macvlan),
+            devices: Devices::All,
+            ..Config::default()
+        };
+        Ok(number(&network, &facts)?.into_iter().flatten().collect())
     }
 
     #[test]
-    fn a_nics_place_in_its_pool_is_its_rail() {
+    fn a_nics_position_in_its_pool_is_its_rail() {
         let two = nics(&[2, 1]);
         assert_eq!(numbered(&two, Some(&POOL), "{}", None).unwrap(), [2, 1]);
         assert_eq!(
@@ -378,7 +337,7 @@ mod tests {
             &["0000:3b:00.0 is not in its pool"],
             numbered(&two, Some(&POOL[1..]), "{}", None),
         );
-        // One NIC is missing on this node: which, its place does not say.
+        // One NIC is missing on this node: which, its position does not say.
         refused(
             unavailable,
             &["2 HCAs here", "rails 0, 1, 2"],
@@ -413,7 +372,10 @@ mod tests {
     #[test]
     fn two_hcas_with_one_netdev_are_refused() {
         let mut two = nics(&[0, 1]);
-        two[1].index = two[0].index;
+        let Found::Child(_, host) = &mut two[1].found else {
+            panic!()
+        };
+        host.link.index = 10;
         let numbers = numbered(&two, Some(&POOL), "{}", None);
         refused(
             Code::InvalidConfig,

@@ -39,21 +39,25 @@ pub(super) fn decide(
     let Some(mut vf) = before else {
         let key = config::vf::denied(wanted, &AllowVf::default());
         let key = key.map(|(key, _)| key).unwrap_or_default();
-        let msg = format!(
-            "{key}: {name} is not a virtual function whose physical function has a netdev on the host"
-        );
-        return Err(Error::new(Code::InvalidConfig, msg).with_details(format!(
-            "set it where the physical function is (ip link set PF vf N ...), and leave {key} out"
-        )));
+        return Err(Error::advise(
+            Code::InvalidConfig,
+            format_args!(
+                "{key}: {name} is not a virtual function whose physical function has a netdev on the host"
+            ),
+            format_args!(
+                "set it where the physical function is (ip link set PF vf N ...), and leave {key} out"
+            ),
+        ));
     };
     if let Some(guid) = wanted.node_guid
         && !vf.has_guids()
     {
-        let msg = format!(
-            "guid: {name} cannot get {guid}: the driver of its physical function does not report the GUIDs \
-             that it has, so that they could not be restored"
-        );
-        return Err(Error::new(Code::InvalidConfig, msg).with_details(
+        return Err(Error::advise(
+            Code::InvalidConfig,
+            format_args!(
+                "guid: {name} cannot get {guid}: the driver of its physical function does not report \
+                 the GUIDs that it has, so that they could not be restored"
+            ),
             "use a driver that does (mlx5 of Linux 5.5 or newer), or leave guid out",
         ));
     }

@@ -26,12 +26,9 @@ pub(super) fn of(
     };
     let mut links = network.links.insert(links).iter();
     if let Some(link) = links.find(|link| link.stands_on(nic.link.index)) {
-        let kind = link.kind.as_ref().map(ToString::to_string);
+        let (kind, name) = (link.kind.as_ref().map(ToString::to_string), &link.name);
         let kind = kind.as_deref().unwrap_or("link");
-        return Ok(Some(format!(
-            "{kind} {} stands on it (on the host)",
-            link.name
-        )));
+        return Ok(Some(format!("{kind} {name} is on it (on the host)")));
     }
     for hca in &nic.hcas {
         if let HcaId::Pci(address) = hca
@@ -50,7 +47,7 @@ pub(super) fn of(
     if carries_child != Some(false)
         && let Some((kind, owner)) = child_on(node, nic.link.index)?
     {
-        return Ok(Some(format!("a {kind} of {owner} stands on it")));
+        return Ok(Some(format!("a {kind} of {owner} is on it")));
     }
     Ok((carries_child == Some(true)).then(|| {
         let name = &nic.link.name;

@@ -17,6 +17,7 @@ use netlink::{
     link::{self, By, Link},
     uplink,
 };
+use netlink_packet_route::link::InfoKind;
 use node::policy::{Allow, Candidate};
 
 use super::target::unreadable;
@@ -33,7 +34,7 @@ pub struct HostLink {
     /// How the RDMA subsystem treats namespaces; none without RDMA devices.
     pub mode: Option<NetnsMode>,
     /// The HCA it is the netdev of, by the names that units have for it; several where netdev and
-    /// RDMA device stand on different hardware.
+    /// RDMA device are on different hardware.
     pub hcas: BTreeSet<HcaId>,
     /// Whether the policy's selectors (`allow.netdevs`) have it.
     pub is_selected: bool,
@@ -79,7 +80,7 @@ impl NodeNetwork {
     }
 }
 
-/// Reads what is to be known of the netdev of this name. Code 7 when there is none.
+/// Reads the netdev of this name. Code 7 when it does not exist.
 pub(super) fn read_named(
     node: &mut Node,
     name: &str,
@@ -89,7 +90,7 @@ pub(super) fn read_named(
     read(node, link.ok_or_else(|| absent(name))?, network)
 }
 
-/// Reads what is to be known of a netdev of the host.
+/// Reads a netdev of the host.
 pub(super) fn read(
     node: &mut Node,
     link: Link,
@@ -102,7 +103,7 @@ pub(super) fn read(
 }
 
 impl HostLink {
-    /// Reads what is to be known of a netdev of the namespace that `socket` is of, the host's.
+    /// Reads a netdev of the host's namespace, which `socket` is of.
     ///
     /// `node_addresses` are the addresses the node is known by, beside those found here.
     ///
@@ -116,6 +117,7 @@ impl HostLink {
         node_addresses: &[IpAddr],
         network: &mut NodeNetwork,
     ) -> Result<HostLink, Error> {
+        use InfoKind::{IpVlan, IpVtap, MacVlan, MacVtap};
         let shown = link.name.to_string();
         let RdmaHardware { ports: rdma, hcas } = match lookup::hardware_of_netdev(roots, &shown) {
             Ok(hardware) => hardware,
@@ -149,7 +151,9 @@ impl HostLink {
             let kind = link.port_kind.clone().unwrap_or_else(|| "other".into());
             found.controller = controller.map(|c| (c.name.to_string(), kind));
         }
-        if let (Some(below), None, Some(_)) = (link.parent, link.parent_netns, &link.kind) {
+        if let (Some(below), None, Some(MacVlan | MacVtap | IpVlan | IpVtap)) =
+            (link.parent, link.parent_netns, &link.kind)
+        {
             let below = link::get(socket, By::Index(below))?;
             found.below = below.map(|below| below.name.to_string());
         }
@@ -157,7 +161,7 @@ impl HostLink {
         let own = known.addresses.iter();
         let own = own.filter(|(index, _)| *index == link.index);
         found.addresses = own.map(|(_, address)| *address).collect();
-        let uplink = known.uplinks.get(&link.name.to_string());
+        let uplink = known.uplinks.get(&shown);
         found.uplink = uplink.map(ToString::to_string);
         found.link = link;
         Ok(found)
@@ -198,9 +202,10 @@ fn is_selected(roots: &Host, link: &Link, rdma: &[PortId], allow: &Allow) -> Res
 }
 
 pub(super) fn absent(name: &str) -> Error {
-    Error::new(
+    Error::advise(
         Code::InvalidConfig,
-        format!("netdev {name} does not exist on this host"),
+        format_args!("netdev {name} does not exist on this host"),
+        "correct the name, or leave it out where Multus passes a deviceID",
     )
 }
 
@@ -246,7 +251,7 @@ mod tests {
             let is_selected = selected(hardware, |s, w| s.link_types = w, word);
             assert_eq!(is_selected, expected, "{hardware} {word}");
         }
-        // What is not known is not matched.
+        // An unknown vendor does not match.
         assert!(!selected(1, |s, w| s.vendors = w, "15b3"));
         let named = Link {
             name: "eth1".into(),

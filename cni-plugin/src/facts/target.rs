@@ -1,7 +1,9 @@
 //! Which netdev of the host a configuration means.
 
+use std::fmt;
+
 use cni_wire::{Code, text::list};
-use hca::{HcaId, Host, lookup};
+use hca::{Host, lookup};
 
 use attachment::node::Node;
 use netlink::uplink;
@@ -24,8 +26,8 @@ pub fn move_target(config: &Config, unit: Option<&UnitHcas>) -> Result<Target, E
     }
 }
 
-/// Which netdev of the host a child is on. As the reference plugins do, it is the one of the default
-/// route where nothing else is said and the policy allows uplinks at all.
+/// Which netdev of the host a child is on: by default that of the default route, as in the reference
+/// plugins, if the policy allows uplinks.
 pub(super) fn parent(
     node: &mut Node,
     config: &Config,
@@ -53,9 +55,8 @@ pub(super) fn parent(
 pub fn lacks_target(config: &Config, by_unit: bool, allow: &Allow) -> Result<(), Error> {
     let is_selected = by_unit
         || match config.attach {
-            Attach::Move => config.device.is_some(),
+            Attach::Move | Attach::RdmaOnly => config.device.is_some(),
             Attach::Child(_) => config.master.is_some() || allow.uplinks,
-            Attach::RdmaOnly => true,
         };
     match is_selected {
         true => Ok(()),
@@ -63,15 +64,23 @@ pub fn lacks_target(config: &Config, by_unit: bool, allow: &Allow) -> Result<(),
     }
 }
 
-fn unselected(config: &Config) -> Error {
-    let keys = match config.attach {
-        Attach::Child(_) => "master",
-        Attach::Move | Attach::RdmaOnly => "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
+pub(super) fn unselected(config: &Config) -> Error {
+    let (what, keys) = match config.attach {
+        Attach::Child(_) => ("netdev", "master"),
+        Attach::Move => (
+            "netdev",
+            "device, hwaddr, kernelpath, pciBusID or rdmaDevice",
+        ),
+        Attach::RdmaOnly => ("RDMA device", "rdmaDevice"),
     };
-    Error::new(Code::InvalidConfig, "no netdev is selected").with_details(format!(
-        "annotate the NetworkAttachmentDefinition with k8s.v1.cni.cncf.io/resourceName, so that \
-         Multus passes a deviceID, or set {keys}"
-    ))
+    Error::advise(
+        Code::InvalidConfig,
+        format_args!("no {what} is selected"),
+        format_args!(
+            "annotate the NetworkAttachmentDefinition with k8s.v1.cni.cncf.io/resourceName, so that \
+             Multus passes a deviceID, or set {keys}"
+        ),
+    )
 }
 
 fn of_unit(unit: &UnitHcas, remedy: &str) -> Result<Target, Error> {
@@ -82,89 +91,56 @@ fn of_unit(unit: &UnitHcas, remedy: &str) -> Result<Target, Error> {
 }
 
 pub(super) fn names_no_hca(unit: &UnitHcas, remedy: &str) -> Error {
-    let msg = format!(
-        "deviceID {} is a share of a pool with several HCAs",
-        unit.text
-    );
-    Error::new(Code::InvalidConfig, msg).with_details(remedy)
+    Error::advise(
+        Code::InvalidConfig,
+        format_args!(
+            "deviceID {} is a share of a pool with several HCAs",
+            unit.text
+        ),
+        remedy,
+    )
 }
 
-/// Why there is no netdev to work with.
-#[derive(Debug)]
-pub enum Missing {
-    /// Its hardware is here but its netdev is not: it is in a pod, returning from one, or
-    /// its driver makes none.
-    Netdev(Error),
-    /// Anything else: it does not exist, or the request does not say which.
-    Other(Error),
-}
-
-impl From<Missing> for Error {
-    fn from(missing: Missing) -> Self {
-        match missing {
-            Missing::Netdev(error) | Missing::Other(error) => error,
-        }
-    }
-}
-
-impl From<hca::Error> for Missing {
-    fn from(error: hca::Error) -> Self {
-        Missing::Other(unreadable(&error))
-    }
-}
-
-/// What sysfs could not say.
+/// That sysfs could not be read.
 pub(crate) fn unreadable(error: &hca::Error) -> Error {
     let code = match error {
         hca::Error::Missing { .. } | hca::Error::BadName { .. } => Code::InvalidConfig,
         _ => Code::Io,
     };
-    Error::new(code, error.to_string())
+    Error::new(code, error)
 }
 
 /// The name of the netdev a target means.
 ///
 /// # Errors
-/// See [`Missing`]; code 7 when it does not exist or several could be meant.
-pub fn name_of(host: &Host, target: &Target, port: Option<u32>) -> Result<String, Missing> {
+/// Code 7 when it does not exist or several could be meant.
+pub fn name_of(host: &Host, target: &Target, port: Option<u32>) -> Result<String, Error> {
     match target {
         Target::Name(name) => Ok(name.clone()),
         Target::Mac(mac) => {
-            let found = lookup::netdevs_by_mac(host, mac)?;
+            let found = lookup::netdevs_by_mac(host, mac).map_err(|e| unreadable(&e))?;
             // A bond has the address of a member, a VLAN that of its parent: the hardware is meant.
             let hardware: Vec<_> = found.iter().filter(|n| n.kind.is_none()).collect();
             let names: Vec<&str> = match hardware.as_slice() {
                 [] => found.iter().map(|n| n.name.as_str()).collect(),
                 some => some.iter().map(|n| n.name.as_str()).collect(),
             };
-            only(&names, &format!("MAC address {mac}"))
+            only(&names, format_args!("MAC address {mac}"))
         }
         Target::KernelPath(path) => {
             let relative = path.trim_start_matches("/sys/");
-            let directory = host.sys.join(relative).join("net");
-            let entries = std::fs::read_dir(&directory).map_err(|e| {
-                Missing::Netdev(Error::new(
-                    Code::InvalidConfig,
-                    format!("kernelpath {path} has no netdev here: {e}"),
-                ))
+            let entries = std::fs::read_dir(host.sys.join(relative).join("net")).map_err(|e| {
+                let what = format_args!("kernelpath {path} has no netdev here: {e}");
+                Error::new(Code::InvalidConfig, what)
             })?;
             let names: Vec<String> = entries
                 .filter_map(|e| e.ok()?.file_name().into_string().ok())
                 .collect();
             only(&names.iter().map(String::as_str).collect::<Vec<_>>(), path)
         }
-        Target::RdmaDevice(name) => {
-            let device = hca::rdma::read(host, name).map_err(away)?;
-            of_ports(&device, port)
-        }
-        Target::Hca(hca @ HcaId::NodeGuid(_)) => {
-            let device = lookup::on_hca(host, hca).map_err(away)?;
-            let device = device.rdma_devices.first().map(String::as_str);
-            let device = hca::rdma::read(host, device.unwrap_or_default()).map_err(away)?;
-            of_ports(&device, port)
-        }
+        Target::RdmaDevice(name) => of_ports(host, name, port),
         Target::Hca(hca) => {
-            let occupants = lookup::on_hca(host, hca)?;
+            let occupants = lookup::on_hca(host, hca).map_err(|e| unreadable(&e))?;
             if let ([only], None) = (occupants.netdevs.as_slice(), port) {
                 return Ok(only.name.clone());
             }
@@ -174,7 +150,7 @@ pub fn name_of(host: &Host, target: &Target, port: Option<u32>) -> Result<String
                     Ok(device) => numbered.extend(ports(&device)),
                     // A pod has it.
                     Err(error) if error.is_missing() => {}
-                    Err(error) => return Err(error.into()),
+                    Err(error) => return Err(unreadable(&error)),
                 }
             }
             if numbered.is_empty() {
@@ -186,17 +162,10 @@ pub fn name_of(host: &Host, target: &Target, port: Option<u32>) -> Result<String
     }
 }
 
-/// In exclusive mode an RDMA device that a pod has is not seen here.
-fn away(error: hca::Error) -> Missing {
-    match error.is_missing() {
-        true => Missing::Netdev(unreadable(&error)),
-        false => Missing::Other(unreadable(&error)),
-    }
-}
-
-fn of_ports(device: &hca::RdmaDevice, port: Option<u32>) -> Result<String, Missing> {
+fn of_ports(host: &Host, device: &str, port: Option<u32>) -> Result<String, Error> {
+    let device = hca::rdma::read(host, device).map_err(|e| unreadable(&e))?;
     by_port(
-        &ports(device),
+        &ports(&device),
         port,
         &format!("RDMA device {}", device.name),
     )
@@ -210,39 +179,32 @@ fn ports(device: &hca::RdmaDevice) -> Vec<(u32, String)> {
         .collect()
 }
 
-fn by_port(found: &[(u32, String)], port: Option<u32>, what: &str) -> Result<String, Missing> {
+fn by_port(found: &[(u32, String)], port: Option<u32>, what: &str) -> Result<String, Error> {
     let names: Vec<&str> = found
         .iter()
         .filter(|(number, _)| port.is_none_or(|port| port == *number))
         .map(|(_, name)| name.as_str())
         .collect();
     if names.is_empty() && !found.is_empty() {
-        let ports = found.iter().map(|(n, name)| format!("{n} is {name}"));
-        return Err(Missing::Other(Error::new(
-            Code::InvalidConfig,
-            format!(
-                "{what} has no netdev on port {} ({})",
-                port.unwrap_or(0),
-                list(ports)
-            ),
-        )));
+        let ports = list(found.iter().map(|(n, name)| format!("{n} is {name}")));
+        let port = port.unwrap_or(0);
+        let what = format_args!("{what} has no netdev on port {port} ({ports})");
+        return Err(Error::new(Code::InvalidConfig, what));
     }
     only(&names, what)
 }
 
-fn only(names: &[&str], what: &str) -> Result<String, Missing> {
+fn only(names: &[&str], what: impl fmt::Display) -> Result<String, Error> {
     match names {
-        [] => Err(Missing::Netdev(Error::new(
+        [] => Err(Error::new(
             Code::InvalidConfig,
-            format!("{what} has no netdev in the host's network namespace"),
-        ))),
+            format_args!("{what} has no netdev in the host's network namespace"),
+        )),
         [name] => Ok((*name).to_owned()),
-        several => Err(Missing::Other(
-            Error::new(
-                Code::InvalidConfig,
-                format!("{what} has several netdevs: {}", several.join(", ")),
-            )
-            .with_details("say which one with port (from 1), device or master"),
+        several => Err(Error::advise(
+            Code::InvalidConfig,
+            format_args!("{what} has several netdevs: {}", several.join(", ")),
+            "say which one with port (from 1), device or master",
         )),
     }
 }
@@ -258,15 +220,12 @@ mod tests {
         let both = [(1, "ens1f0".to_owned()), (2, "ens1f1".to_owned())];
         assert_eq!(by_port(&both, Some(2), "x").unwrap(), "ens1f1");
         assert_eq!(by_port(&both[..1], None, "x").unwrap(), "ens1f0");
-        let Err(Missing::Other(error)) = by_port(&both, None, "0000:3b:00.0") else {
-            panic!()
-        };
+        let error = by_port(&both, None, "0000:3b:00.0").unwrap_err();
         assert!(error.msg.contains("ens1f0, ens1f1") && error.details.contains("port"));
-        let Err(Missing::Other(error)) = by_port(&both, Some(3), "0000:3b:00.0") else {
-            panic!()
-        };
+        let error = by_port(&both, Some(3), "0000:3b:00.0").unwrap_err();
         assert!(error.msg.contains("port 3"), "{error}");
-        assert!(matches!(by_port(&[], None, "x"), Err(Missing::Netdev(_))));
+        let error = by_port(&[], None, "x").unwrap_err();
+        assert!(error.msg.contains("x has no netdev"), "{error}");
     }
 
     #[test]
@@ -276,7 +235,7 @@ mod tests {
             let tree = Tree::new(directory.path());
             lay(&tree);
             let hca = Target::Hca(ports::CARD.parse().unwrap());
-            name_of(&tree.host(), &hca, port).map_err(|missing| Error::from(missing).msg.clone())
+            name_of(&tree.host(), &hca, port).map_err(|error| error.msg.clone())
         };
         assert_eq!(name(ports::xdr_with_smi, None).unwrap(), "ibs192");
         assert_eq!(name(ports::four_planes, Some(9)).unwrap(), "eth_r0_p2");

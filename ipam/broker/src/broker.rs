@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use ipam::block::AddressSpace;
 use ipam::grants;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use node::policy::Policy;
 use node_server::http::{self, Details, Page, Pages};
 use node_server::socket::Socket;
@@ -101,9 +101,8 @@ async fn lock(directory: &Path) -> anyhow::Result<Flock<File>> {
     let path = directory.join(LOCK);
     let mut said = false;
     loop {
-        let options = &mut File::options();
-        options.create(true).truncate(false).write(true);
-        let file = node::trust::open(&path, options)?.context("the lock file is gone")?;
+        let file = node::trust::open(&path, OFlag::O_CREAT | OFlag::O_WRONLY)?;
+        let file = file.context("the lock file is gone")?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             Err((_, Errno::EWOULDBLOCK)) => {}

@@ -1,11 +1,10 @@
 //! The network configuration on stdin, and the whole request.
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::{error::Category, value::RawValue};
 
 use crate::{
-    AttachmentId, CniResult, Code, Command, ContainerId, Dns, Environment, Error, IfName, Section,
-    Version,
+    AttachmentId, CniResult, Code, Command, Dns, Environment, Error, Section, Version,
     env::{IDENTIFIER_RULE, is_identifier},
     json::{Members, Value},
 };
@@ -21,8 +20,6 @@ pub struct NetworkConfig {
     pub version: Version,
     /// The network's name: letters, digits, `_`, `.`, `-`.
     pub name: String,
-    /// `type`: the file name under which this plugin was called; may be empty.
-    pub kind: String,
     object: Value,
     raw: Vec<u8>,
 }
@@ -31,7 +28,7 @@ impl NetworkConfig {
     /// Reads a configuration.
     ///
     /// # Errors
-    /// Code 6 when it is not a JSON object or its version is none, code 1 for a version that
+    /// Code 6 when it is not a JSON object or its version is not a number, code 1 for a version that
     /// is not supported, code 7 for a wrong name or a wrong type of a shared key.
     pub fn parse(raw: &[u8]) -> Result<Self, Error> {
         Self::of(object(raw, Err)?, raw)
@@ -41,7 +38,7 @@ impl NetworkConfig {
     /// refuses such a configuration, and what was attached before it was written must come down.
     ///
     /// # Errors
-    /// As [`NetworkConfig::parse`], of what is left.
+    /// As [`NetworkConfig::parse`], for the other keys.
     pub fn parse_for_release(raw: &[u8]) -> Result<Self, Error> {
         Self::of(object(raw, |_| Ok(()))?, raw)
     }
@@ -56,13 +53,12 @@ impl NetworkConfig {
             let wrong = root.wrong("name", format_args!("{name:?} is not a network name"));
             return Err(wrong.with_details(IDENTIFIER_RULE));
         }
-        let kind = root.text("type")?.unwrap_or_default().to_owned();
+        let raw = raw.to_vec();
         Ok(NetworkConfig {
             version,
             name,
-            kind,
             object,
-            raw: raw.to_vec(),
+            raw,
         })
     }
 
@@ -102,10 +98,11 @@ impl NetworkConfig {
         let ipam = self.ipam()?;
         let kind = ipam.text("type")?;
         if kind.is_none() && !ipam.is_empty() {
-            let remedy =
-                "name an IPAM plugin, or leave ipam out for an interface without addresses";
-            let missing = Error::new(Code::InvalidConfig, "ipam.type is missing");
-            return Err(missing.with_details(remedy));
+            return Err(Error::advise(
+                Code::InvalidConfig,
+                "ipam.type is missing",
+                "name an IPAM plugin, or leave ipam out for an interface without addresses",
+            ));
         }
         Ok(kind)
     }
@@ -117,18 +114,15 @@ impl NetworkConfig {
     /// # Errors
     /// Code 7 naming the key.
     pub fn has_each_key_once(&self) -> Result<(), Error> {
-        let of_ipam = || {
-            let key = self.root().value("ipam")?.repeated_key()?;
-            Some(format!("ipam.{key}"))
-        };
-        let key = self.object.repeated_key().map(str::to_owned);
-        match key.or_else(of_ipam) {
+        let ipam = self.root().value("ipam").and_then(Value::repeated_key);
+        let ipam = ipam.map(|key| format!("ipam.{key}"));
+        match self.object.repeated_key().map(str::to_owned).or(ipam) {
             None => Ok(()),
-            Some(key) => {
-                let msg = format!("{key} is there more than once");
-                Err(Error::new(Code::InvalidConfig, msg)
-                    .with_details("leave one of them, in one case of letters"))
-            }
+            Some(key) => Err(Error::advise(
+                Code::InvalidConfig,
+                format_args!("{key} is there more than once"),
+                "leave one of them, in one case of letters",
+            )),
         }
     }
 
@@ -171,34 +165,21 @@ impl NetworkConfig {
     /// The attachments GC must keep; none when the runtime did not say, in which case
     /// nothing may be removed.
     ///
-    /// Two keys are in the field: the specification's, and one that libcni wrote for a while
-    /// and still writes beside it. The first is believed.
+    /// There are two keys: the specification's, and one that libcni wrote for a while and still writes
+    /// beside it. The first one has priority.
     ///
     /// # Errors
-    /// Code 7 naming the element that is no attachment.
+    /// Code 7 naming the element that is not an attachment.
     pub fn valid_attachments(&self) -> Result<Option<Vec<AttachmentId>>, Error> {
         #[derive(Deserialize)]
         struct Valid {
-            #[serde(rename = "containerID")]
-            container_id: String,
-            ifname: String,
+            #[serde(rename = "cni.dev/valid-attachments")]
+            valid: Option<Vec<AttachmentId>>,
+            #[serde(rename = "cni.dev/attachments")]
+            older: Option<Vec<AttachmentId>>,
         }
-        let root = self.root();
-        let keys = ["cni.dev/valid-attachments", "cni.dev/attachments"];
-        let Some(key) = keys.into_iter().find(|key| root.value(key).is_some()) else {
-            return Ok(None);
-        };
-        let read = |element: &Section<'_>| {
-            let valid: Valid = element.decode()?;
-            let container_id = ContainerId::parse(&valid.container_id);
-            let ifname = IfName::parse(&valid.ifname);
-            Ok(AttachmentId {
-                container_id: container_id.map_err(|e| element.wrong("containerID", e.msg))?,
-                ifname: ifname.map_err(|reason| element.wrong("ifname", reason))?,
-            })
-        };
-        let valid: Result<_, _> = root.sections(key)?.iter().map(read).collect();
-        valid.map(Some)
+        let Valid { valid, older } = self.root().decode()?;
+        Ok(valid.or(older))
     }
 }
 
@@ -209,9 +190,11 @@ fn object(
     unreadable: impl Fn(serde_json::Error) -> Result<(), serde_json::Error>,
 ) -> Result<Value, Error> {
     if raw.iter().all(u8::is_ascii_whitespace) {
-        let empty = "network configuration on stdin is empty";
-        return Err(Error::new(Code::Decode, empty)
-            .with_details("the runtime passes the configuration as JSON on stdin"));
+        return Err(Error::advise(
+            Code::Decode,
+            "network configuration on stdin is empty",
+            "the runtime passes the configuration as JSON on stdin",
+        ));
     }
     let read = || {
         let Members(members) = serde_json::from_slice::<Members<&RawValue>>(raw)?;
@@ -225,12 +208,16 @@ fn object(
         Ok(Value::Object(fields))
     };
     read().map_err(|e: serde_json::Error| {
-        let why = match e.is_data() {
-            true => "is not a JSON object".to_owned(),
-            false => format!("is not JSON: {e}"),
+        let (why, remedy) = match e.classify() {
+            Category::Data => ("is not a JSON object: ", "write one object"),
+            Category::Eof => (
+                "is not JSON: ",
+                "the configuration ends too early: write the whole file, then rename it into place",
+            ),
+            Category::Syntax | Category::Io => ("is not JSON: ", "correct it there"),
         };
-        let msg = format!("network configuration on stdin {why}");
-        Error::new(Code::Decode, msg)
+        let msg = format!("network configuration on stdin {why}{e}");
+        Error::advise(Code::Decode, msg, remedy)
     })
 }
 
@@ -256,8 +243,7 @@ impl Request {
     /// CHECK without them.
     pub fn attachment(&self) -> Result<&AttachmentId, Error> {
         self.env.attachment.as_ref().ok_or_else(|| {
-            let command = self.env.command.as_str();
-            let msg = format!("{command} has no container and interface");
+            let msg = format!("{} has no container and interface", self.env.command);
             Error::new(Code::InvalidEnvironment, msg)
         })
     }
@@ -275,10 +261,12 @@ impl Request {
         if self.config.version >= since {
             return Ok(());
         }
-        let (command, version) = (self.env.command.as_str(), self.config.version.as_str());
-        let msg = format!("{command} does not exist in cniVersion {version}");
-        Err(Error::new(Code::IncompatibleVersion, msg)
-            .with_details(format!("set cniVersion to {} or newer", since.as_str())))
+        let (command, version) = (self.env.command, self.config.version);
+        Err(Error::advise(
+            Code::IncompatibleVersion,
+            format_args!("{command} does not exist in cniVersion {version}"),
+            format_args!("set cniVersion to {since} or newer"),
+        ))
     }
 }
 
@@ -306,7 +294,7 @@ mod tests {
             assert!(config.root().value("prevResult").is_some());
             assert_eq!(NetworkConfig::version_of(text.as_bytes()), Version::V0_4_0);
         }
-        // What is missing or no JSON at all stays wrong.
+        // A configuration without a name, or that is not JSON, stays wrong.
         for (text, code) in [
             ("{", Code::Decode),
             ("[]", Code::Decode),

@@ -12,9 +12,7 @@ use std::{
     io::{self, Seek, Write},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    process::{Command as Process, ExitStatus},
-    thread,
-    time::Duration,
+    process::{Command as Process, Output},
 };
 
 use libc::{EACCES, ENOENT, ENOEXEC, ENOTDIR, EPERM};
@@ -31,7 +29,7 @@ use crate::{
 
 /// More than this is not an answer of an IPAM.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
-/// What is kept of a delegate's stderr, and of each text of its error object.
+/// The most bytes of a delegate's stderr in the log.
 const MAX_TEXT_BYTES: usize = 4 << 10;
 /// What an error message shows of an answer that cannot be read, and of stderr.
 const EXCERPT_BYTES: usize = 400;
@@ -40,13 +38,6 @@ const EXCERPT_BYTES: usize = 400;
 pub struct Delegate {
     program: PathBuf,
     name: String,
-}
-
-/// What a delegate left when it ended.
-struct Ended {
-    status: ExitStatus,
-    stdout: Vec<u8>,
-    stderr: String,
 }
 
 /// The error object of the specification.
@@ -83,9 +74,11 @@ impl Delegate {
         }
         Err(failure.unwrap_or_else(|| {
             let searched = std::env::join_paths(path).unwrap_or_default();
-            let what = format!("plugin {name} is not in CNI_PATH ({})", searched.display());
-            Error::new(Code::InvalidConfig, what)
-                .with_details(format!("install {name} on this node, or name another type"))
+            Error::advise(
+                Code::InvalidConfig,
+                format_args!("plugin {name} is not in CNI_PATH ({})", searched.display()),
+                format_args!("install {name} on this node, or name another type"),
+            )
         }))
     }
 
@@ -98,8 +91,8 @@ impl Delegate {
     pub fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let answer = self.start(Command::Add, request)??;
         let value = json::parse(&answer).map_err(|e| {
-            let what = format!("{} answered ADD with no JSON document: {e}", self.name);
-            Error::new(Code::Decode, what).with_details(excerpt(&answer))
+            let what = format!("the answer of {} to ADD is {e}", self.name);
+            Error::advise(Code::Decode, what, excerpt(&answer))
         })?;
         CniResult::parse(&value, Some(request.config.version))
             .map_err(|e| e.context(format_args!("result of {}", self.name)))
@@ -124,7 +117,7 @@ impl Delegate {
         let ended = match self.run(command, request) {
             Ok(ended) => ended,
             Err(e) => {
-                let what = format!("run {} {}: {e}", self.program.display(), command.as_str());
+                let what = format!("run {} {command}: {e}", self.program.display());
                 let error = Error::new(Code::Io, what);
                 return match e.raw_os_error() {
                     Some(ENOENT | ENOTDIR | EACCES | EPERM | ENOEXEC) => Err(error),
@@ -132,13 +125,15 @@ impl Delegate {
                 };
             }
         };
-        if !ended.stderr.is_empty() {
-            let _ = writeln!(io::stderr().lock(), "{}: {}", self.name, ended.stderr);
+        let stderr = String::from_utf8_lossy(&ended.stderr);
+        let stderr = fit(stderr.trim(), MAX_TEXT_BYTES);
+        if !stderr.is_empty() {
+            let _ = writeln!(io::stderr().lock(), "{}: {stderr}", self.name);
         }
-        Ok(ended.answer(command).map_err(|e| e.context(&self.name)))
+        Ok(answer(ended, &stderr, command).map_err(|e| e.context(&self.name)))
     }
 
-    fn run(&self, command: Command, request: &Request) -> io::Result<Ended> {
+    fn run(&self, command: Command, request: &Request) -> io::Result<Output> {
         let mut stdin = memory()?;
         stdin.write_all(request.config.raw())?;
         stdin.rewind()?;
@@ -150,52 +145,40 @@ impl Delegate {
             .stdin(stdin)
             .stdout(stdout.try_clone()?)
             .stderr(stderr.try_clone()?);
-        // "Text file busy": an installer that writes the file in place needs up to half a second.
-        let mut waits_ms = (0..7).map(|attempt| 5 << attempt);
-        let status = loop {
-            match process.status() {
-                Err(e)
-                    if e.kind() == io::ErrorKind::ExecutableFileBusy
-                        && let Some(wait) = waits_ms.next() =>
-                {
-                    thread::sleep(Duration::from_millis(wait));
-                }
-                ended => break ended?,
-            }
-        };
-        let text = written(&mut stderr, MAX_ANSWER_BYTES)?;
-        Ok(Ended {
+        let status = process.status()?;
+        Ok(Output {
             status,
             stdout: written(&mut stdout, MAX_ANSWER_BYTES + 1)?,
-            stderr: fit(String::from_utf8_lossy(&text).trim(), MAX_TEXT_BYTES),
+            stderr: written(&mut stderr, MAX_ANSWER_BYTES)?,
         })
     }
 }
 
-impl Ended {
-    fn answer(self, command: Command) -> Result<Vec<u8>, Error> {
-        let command = command.as_str();
-        if self.stdout.len() > MAX_ANSWER_BYTES {
-            let what = format!("{command} wrote more than {MAX_ANSWER_BYTES} bytes");
-            return Err(Error::new(Code::Decode, what).with_details(excerpt(&self.stdout)));
-        }
-        if self.status.success() {
-            return Ok(self.stdout);
-        }
-        if let Ok(reported) = serde_json::from_slice::<Reported>(&self.stdout) {
-            let fit = |text: &str| fit(text, MAX_TEXT_BYTES);
-            // 0 means success, which a runtime would believe.
-            let code = reported.code.filter(|code| *code != 0);
-            let error = Error::new(code.map_or(Code::Internal, Code), fit(&reported.msg));
-            return Err(error.with_details(fit(&reported.details.unwrap_or_default())));
-        }
-        let what = format!("{command} failed without an error object ({})", self.status);
-        let failed = Error::new(Code::Decode, what).with_details(excerpt(&self.stdout));
-        Err(match self.stderr.as_str() {
-            "" => failed,
-            text => failed.with_details(format!("on stderr: {}", bounded(text, EXCERPT_BYTES))),
-        })
+fn answer(ended: Output, stderr: &str, command: Command) -> Result<Vec<u8>, Error> {
+    let (stdout, status) = (ended.stdout, ended.status);
+    if stdout.len() > MAX_ANSWER_BYTES {
+        let what = format!("{command} wrote more than {MAX_ANSWER_BYTES} bytes");
+        return Err(Error::advise(Code::Decode, what, excerpt(&stdout)));
     }
+    if status.success() {
+        return Ok(stdout);
+    }
+    if let Ok(reported) = serde_json::from_slice::<Reported>(&stdout) {
+        // 0 means success, which a runtime would believe.
+        let code = reported.code.filter(|code| *code != 0).map(Code);
+        let (code, details) = (code.unwrap_or(Code::Internal), reported.details);
+        return Err(Error::advise(
+            code,
+            reported.msg,
+            details.unwrap_or_default(),
+        ));
+    }
+    let what = format!("{command} failed without an error object ({status})");
+    let failed = Error::advise(Code::Decode, what, excerpt(&stdout));
+    Err(match stderr {
+        "" => failed,
+        text => failed.with_details(format!("on stderr: {}", bounded(text, EXCERPT_BYTES))),
+    })
 }
 
 fn memory() -> io::Result<File> {
@@ -206,7 +189,7 @@ fn memory() -> io::Result<File> {
     Ok(file?.into())
 }
 
-/// Takes twice what is read of it.
+/// A file that takes twice the longest answer.
 fn limited() -> io::Result<File> {
     let file = memory()?;
     file.set_len(2 * MAX_ANSWER_BYTES as u64)?;
@@ -233,7 +216,7 @@ fn excerpt(answer: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt};
+    use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
     use super::*;
     use crate::{Args, AttachmentId, ContainerId, Environment, IfName, NetworkConfig};
@@ -305,9 +288,13 @@ mod tests {
                 .add(&request())
                 .unwrap_err();
             assert_eq!(error.code, expected, "{name}");
-            assert_eq!(error.msg, format!("{name}: a\\nb\\u{{1b}}[2J"));
-            assert!(error.details.len() < MAX_TEXT_BYTES + 40);
-            assert!(error.details.ends_with("bytes cut)"), "{}", error.details);
+            let document = error.to_json(crate::Version::NEWEST);
+            assert_eq!(document["msg"], format!("{name}: a\\nb\\u{{1b}}[2J"));
+            let details = document["details"].as_str().unwrap();
+            assert!(
+                details.len() < 10_000 && details.ends_with("bytes cut)"),
+                "{details}"
+            );
         }
     }
 
@@ -377,23 +364,5 @@ mod tests {
             delegate.add(&request_of(&raw)).unwrap(),
             CniResult::default()
         );
-    }
-
-    #[test]
-    fn a_file_being_written_is_tried_again() {
-        let dir = tempfile::tempdir().unwrap();
-        plugin(dir.path(), "busy", "echo '{}'");
-        fs::copy("/bin/true", dir.path().join("busy")).unwrap();
-        let writer = fs::OpenOptions::new()
-            .append(true)
-            .open(dir.path().join("busy"))
-            .unwrap();
-        let delegate = Delegate::find("busy", &[dir.path().to_owned()]).unwrap();
-        let release = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(30));
-            drop(writer);
-        });
-        delegate.call(Command::Del, &request()).unwrap();
-        release.join().unwrap();
     }
 }

@@ -2,7 +2,12 @@
 
 use std::{ffi::OsString, fmt, path::PathBuf};
 
-use crate::{Code, Error, text::list};
+use serde::Deserialize;
+
+use crate::{
+    Code, Error,
+    text::{list, one_of},
+};
 
 words! {
     /// What the runtime asks for.
@@ -18,7 +23,7 @@ words! {
         Status = "STATUS",
         /// Remove everything but the attachments named.
         Gc = "GC",
-        /// Say which versions are spoken.
+        /// List the supported versions.
         Version = "VERSION",
     }
 }
@@ -29,44 +34,48 @@ impl Command {
     /// # Errors
     /// Code 4.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        let mut all = Command::ALL.into_iter();
-        all.find(|command| command.as_str() == text).ok_or_else(|| {
+        Command::from_word(text).ok_or_else(|| {
             let msg = format!("CNI_COMMAND {text:?} is not a command of the CNI specification");
-            wrong(msg).with_details("expected ADD, DEL, CHECK, STATUS, GC or VERSION")
+            wrong(msg, format!("expected {}", one_of(Command::ALL)))
         })
     }
 }
 
-fn wrong(msg: String) -> Error {
-    Error::new(Code::InvalidEnvironment, msg)
+fn wrong(msg: impl fmt::Display, remedy: impl fmt::Display) -> Error {
+    Error::advise(Code::InvalidEnvironment, msg, remedy)
 }
 
 /// A container's identity as the runtime gives it: alphanumeric, then also `_`, `.`, `-`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub struct ContainerId(String);
+
+impl TryFrom<String> for ContainerId {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        match is_identifier(&text) {
+            true => Ok(ContainerId(text)),
+            false => Err(wrong(
+                format!("{text:?} is not a container ID"),
+                IDENTIFIER_RULE,
+            )),
+        }
+    }
+}
 
 impl ContainerId {
     /// Checks the specification's rule.
     ///
     /// # Errors
-    /// Code 4 naming the variable.
+    /// Code 4.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        if is_identifier(text) {
-            return Ok(ContainerId(text.to_owned()));
-        }
-        let msg = format!("CNI_CONTAINERID {text:?} is not a container ID");
-        Err(wrong(msg).with_details(IDENTIFIER_RULE))
+        text.to_owned().try_into()
     }
 
     /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl fmt::Display for ContainerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -83,8 +92,23 @@ pub(crate) fn is_identifier(text: &str) -> bool {
 
 /// A network interface's name that the kernel takes as it is: `dev_valid_name()` in
 /// net/core/dev.c, and no `%`, which the kernel would expand.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub struct IfName(String);
+
+impl TryFrom<String> for IfName {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, &'static str> {
+        let is_wrong = |c: char| c.is_whitespace() || matches!(c, '/' | ':' | '%' | '\0');
+        match text.as_str() {
+            "" | "." | ".." => Err("it is empty, '.' or '..'"),
+            _ if text.len() > 15 => Err("an interface name has 1 to 15 bytes"),
+            _ if text.contains(is_wrong) => Err("it has '/', ':', '%' or white space"),
+            _ => Ok(IfName(text)),
+        }
+    }
+}
 
 impl IfName {
     /// Checks the kernel's rule.
@@ -92,16 +116,7 @@ impl IfName {
     /// # Errors
     /// The reason, without the name.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
-        if text.is_empty() || text.len() > 15 {
-            return Err("an interface name has 1 to 15 bytes");
-        }
-        if matches!(text, "." | "..") {
-            return Err("'.' and '..' are not interface names");
-        }
-        if text.contains(|c: char| c.is_whitespace() || matches!(c, '/' | ':' | '%' | '\0')) {
-            return Err("an interface name has no '/', ':', '%' or white space");
-        }
-        Ok(IfName(text.to_owned()))
+        text.to_owned().try_into()
     }
 
     /// The text.
@@ -110,16 +125,23 @@ impl IfName {
     }
 }
 
-impl fmt::Display for IfName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+macro_rules! display {
+    ($($name:ident)+) => {$(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    )+};
 }
 
+display!(ContainerId IfName Args);
+
 /// The specification's identity of an attachment within a network.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 pub struct AttachmentId {
     /// The container.
+    #[serde(rename = "containerID")]
     pub container_id: ContainerId,
     /// Its interface.
     pub ifname: IfName,
@@ -143,64 +165,59 @@ pub const KNOWN_ARGS: [&str; 6] = [
 
 /// `CNI_ARGS`: pairs of key and value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Args(Vec<(String, String)>);
+pub struct Args(String);
 
 impl Args {
-    /// Reads `K=V;K2=V2`; keys have case here, other than in JSON.
+    /// Reads `K=V;K2=V2`; keys are case-sensitive here, unlike in JSON.
     ///
     /// # Errors
-    /// Code 4 naming the pair that is none.
+    /// Code 4 naming the text that is not a pair.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        text.split(';')
-            .filter(|pair| !pair.is_empty())
-            .map(|pair| match pair.split_once('=') {
-                Some((key, value)) if !key.is_empty() && !value.contains('=') => {
-                    Ok((key.to_owned(), value.to_owned()))
-                }
-                _ => Err(wrong(format!("CNI_ARGS: {pair:?} is not a pair KEY=VALUE"))),
-            })
-            .collect::<Result<_, _>>()
-            .map(Args)
+        let is_pair = |pair: &str| match pair.split_once('=') {
+            Some((key, value)) => !key.is_empty() && !value.contains('='),
+            None => pair.is_empty(),
+        };
+        match text.split(';').find(|pair| !is_pair(pair)) {
+            None => Ok(Args(text.to_owned())),
+            Some(pair) => Err(wrong(
+                format!("CNI_ARGS: {pair:?} is not a pair KEY=VALUE"),
+                "separate pairs with ';'",
+            )),
+        }
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.0.split(';');
+        pairs.filter_map(|pair| pair.split_once('='))
     }
 
     /// The value of a key; an empty one counts as absent, the last of several wins.
     pub fn get(&self, key: &str) -> Option<&str> {
-        let (_, value) = self.0.iter().rfind(|(known, _)| known == key)?;
-        Some(value.as_str()).filter(|value| !value.is_empty())
+        let values = self.pairs().filter(|(known, _)| *known == key);
+        values.last().map(|(_, v)| v).filter(|v| !v.is_empty())
     }
 
     /// Refuses keys that are not known, unless `IgnoreUnknown` says not to.
     ///
     /// # Errors
-    /// Code 4 naming the keys, or an `IgnoreUnknown` that is no truth value.
+    /// Code 4 naming the keys.
     pub fn allow_only(&self, known: &[&str]) -> Result<(), Error> {
-        if let Some(value) = self.get("IgnoreUnknown") {
-            match value.to_ascii_lowercase().as_str() {
-                "1" | "true" => return Ok(()),
-                "0" | "false" => {}
-                _ => {
-                    let why = "is neither true nor false";
-                    return Err(wrong(format!("CNI_ARGS: IgnoreUnknown={value} {why}")));
-                }
-            }
-        }
-        let keys = self.0.iter().map(|(key, _)| key.as_str());
+        let keys = self.pairs().map(|(key, _)| key);
         let unknown = keys.filter(|key| *key != "IgnoreUnknown" && !known.contains(key));
         let unknown = list(unknown);
-        if unknown.is_empty() {
+        if unknown.is_empty() || is_true(self.get("IgnoreUnknown")) {
             return Ok(());
         }
-        Err(wrong(format!("CNI_ARGS: unknown keys {unknown}"))
-            .with_details(format!("known are {}", list(known)))
-            .with_details("IgnoreUnknown=1 lets others pass"))
+        Err(wrong(
+            format!("CNI_ARGS: unknown keys {unknown}, without IgnoreUnknown=1"),
+            format!("known keys: {}", list(known)),
+        ))
     }
 }
 
-impl fmt::Display for Args {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pairs = self.0.iter().map(|(key, value)| format!("{key}={value}"));
-        f.write_str(&pairs.collect::<Vec<_>>().join(";"))
-    }
+/// As Go reads it, without regard to case.
+fn is_true(value: Option<&str>) -> bool {
+    value.is_some_and(|value| value == "1" || value.eq_ignore_ascii_case("true"))
 }
 
 /// What the environment says, checked.
@@ -253,7 +270,7 @@ impl Environment {
                 return Ok(None);
             };
             let text = value.into_string().map(Some);
-            text.map_err(|value| wrong(format!("{name} is not UTF-8: {}", value.display())))
+            text.map_err(|value| wrong(format!("{name} is not UTF-8: {}", value.display()), ""))
         };
         let container_id = text("CNI_CONTAINERID")?;
         let netns = text("CNI_NETNS")?;
@@ -272,26 +289,26 @@ impl Environment {
         let missing = list(missing.map(|(name, _)| name));
         if !missing.is_empty() {
             let msg = format!("required environment variables missing: {missing}");
-            return Err(wrong(msg).with_details(format!("{} needs them", command.as_str())));
+            return Err(wrong(msg, format!("{command} needs them")));
         }
 
         let attachment = match (container_id, ifname) {
             (Some(container_id), Some(ifname)) if per_attachment => Some(AttachmentId {
-                container_id: ContainerId::parse(&container_id)?,
+                container_id: ContainerId::try_from(container_id)
+                    .map_err(|e| e.context("CNI_CONTAINERID"))?,
                 ifname: IfName::parse(&ifname)
-                    .map_err(|reason| wrong(format!("CNI_IFNAME {ifname:?}: {reason}")))?,
+                    .map_err(|reason| wrong(format!("CNI_IFNAME {ifname:?}: {reason}"), ""))?,
             }),
             _ => None,
         };
         let directories = path.iter().flat_map(std::env::split_paths);
-        let flag = text("CNI_NETNS_OVERRIDE")?.unwrap_or_default();
         Ok(Environment {
             command,
             attachment,
             netns,
             args: Args::parse(&text("CNI_ARGS")?.unwrap_or_default())?,
             path: directories.filter(|path| path.is_absolute()).collect(),
-            netns_override: flag == "1" || flag.eq_ignore_ascii_case("true"),
+            netns_override: is_true(text("CNI_NETNS_OVERRIDE")?.as_deref()),
         })
     }
 }

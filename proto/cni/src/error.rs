@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use crate::{Version, text::fit};
 
@@ -78,12 +78,14 @@ pub struct Error {
 
 impl Error {
     /// An error without details.
-    pub fn new(code: Code, msg: impl Into<String>) -> Self {
-        Error {
-            code,
-            msg: msg.into(),
-            details: String::new(),
-        }
+    pub fn new(code: Code, msg: impl fmt::Display) -> Self {
+        Error::advise(code, msg, "")
+    }
+
+    /// An error with what to do about it.
+    pub fn advise(code: Code, msg: impl fmt::Display, remedy: impl fmt::Display) -> Self {
+        let (msg, details) = (msg.to_string(), remedy.to_string());
+        Error { code, msg, details }
     }
 
     /// Adds what to do instead, or what else is known; earlier details stay.
@@ -107,14 +109,13 @@ impl Error {
     ///
     /// `version` is the configuration's, or the newest where none could be read.
     pub fn to_json(&self, version: Version) -> Value {
-        let mut object = Map::new();
-        object.insert("cniVersion".into(), version.as_str().into());
-        object.insert("code".into(), self.code.0.into());
-        object.insert("msg".into(), fit(&self.msg, MAX_MESSAGE_BYTES).into());
-        if !self.details.is_empty() {
-            object.insert("details".into(), fit(&self.details, MAX_TEXT_BYTES).into());
+        let msg = fit(&self.msg, MAX_MESSAGE_BYTES);
+        let mut document = json!({"cniVersion": version, "code": self.code.0, "msg": msg});
+        if let (Value::Object(fields), false) = (&mut document, self.details.is_empty()) {
+            let details = fit(&self.details, MAX_TEXT_BYTES);
+            fields.insert("details".into(), details.into());
         }
-        Value::Object(object)
+        document
     }
 }
 
@@ -139,8 +140,6 @@ impl std::error::Error for Error {}
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -155,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_runtime_is_given_neither_control_characters_nor_megabytes() {
-        let error = Error::new(Code::Io, "a\u{1b}[2J\n").with_details("x".repeat(1 << 20));
+        let error = Error::advise(Code::Io, "a\u{1b}[2J\n", "x".repeat(1 << 20));
         let document = error.to_json(Version::V1_0_0);
         assert_eq!(document["msg"], "a\\u{1b}[2J\\n");
         let details = document["details"].as_str().unwrap();

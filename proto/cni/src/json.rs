@@ -1,9 +1,9 @@
 //! Reads JSON into types. One decoder, three readings.
 //!
 //! *Go*: what other CNI plugins answer, and files of the RDMA shared and the SR-IOV device plugin. Those
-//! are Go programs, and files that work today lean on what Go's decoder forgives: keys match without
-//! regard to case, `null` is the zero value, a key that appears twice is decoded twice into the same
-//! place (so the later scalar or list wins and objects merge), unknown keys are ignored. What Go refuses
+//! are Go programs, and files that work today can depend on Go's decoder: keys match without
+//! regard to case, `null` is the zero value, of a key that appears twice the later scalar or list wins
+//! (an object that appears twice is an error here), unknown keys are ignored. What Go refuses
 //! (a string where a number belongs, `1e3` for an integer, text after the document) is refused here too.
 //! A misspelt selector silently widens a pool, so an unknown key can be reported with the nearest one.
 //!
@@ -12,7 +12,6 @@
 //!
 //! *Strict*: the node's policy. Unknown and repeated keys, another case and `null` are errors.
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::iter::Enumerate;
 use std::marker::PhantomData;
@@ -23,7 +22,7 @@ use serde::de::{
     MapAccess, SeqAccess, Visitor,
 };
 
-use crate::{Code, spelling::nearest};
+use crate::{Code, spelling::nearest, text::one_of};
 
 /// A JSON value with its keys in file order and duplicates kept.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,9 +60,12 @@ pub enum Error {
         /// The keys that the object can have.
         known: &'static [&'static str],
     },
-    /// What the type that is read says of a value, until its path is known.
+    /// The rule that a value breaks, until its path is known.
     #[error("{0}")]
     Rule(String),
+    /// Of which type a value must be, until its path is known.
+    #[error("expected {0}")]
+    Type(String),
     /// A key that must be there, until the path of its object is known.
     #[error("{0} is missing")]
     Missing(&'static str),
@@ -88,12 +90,7 @@ impl Value {
             Value::Bool(value) => format!("{value}"),
             Value::Number(value) => format!("the number {value}"),
             Value::String(value) => format!("the string {value:?}"),
-            Value::Array(list) => match list.as_slice() {
-                [first @ (Value::Number(_) | Value::String(_))] => {
-                    format!("a list of {}", first.describe())
-                }
-                _ => "a list".into(),
-            },
+            Value::Array(_) => "a list".into(),
             Value::Object(_) => "an object".into(),
         }
     }
@@ -120,18 +117,6 @@ impl Value {
         let mut seen = std::collections::BTreeSet::new();
         let mut keys = self.fields().iter().map(|(key, _)| key.as_str());
         keys.find(|key| !seen.insert(key.chars().map(fold).collect::<String>()))
-    }
-
-    /// Go takes no fraction and no exponent for an `int`.
-    fn integer(&self) -> Option<i64> {
-        match self {
-            Value::Null => Some(0),
-            Value::Number(value) => value
-                .as_i64()
-                // Go reads -0 as an integer; serde_json has it as a float.
-                .or_else(|| (value.as_f64()?.to_bits() == (-0.0_f64).to_bits()).then_some(0)),
-            _ => None,
-        }
     }
 }
 
@@ -247,21 +232,21 @@ struct Decoder<'d> {
     reading: Reading<'d>,
 }
 
-type Field<'d> = (&'d str, Cow<'d, Value>);
+type Field<'d> = (&'d str, &'d Value);
 
 impl<'d> Decoder<'d> {
     fn read<'de, S: DeserializeSeed<'de>>(&self, seed: S) -> Result<S::Value, Error> {
         let read = match (self.reading, self.value) {
-            (Reading::Strict, Value::Null) => Err(self.expected("a value")),
+            (Reading::Strict, Value::Null) => Err(expected("a value")),
             _ => seed.deserialize(self),
         };
+        let found = || self.value.describe();
         read.map_err(|error| match (error, self.value) {
             (Error::Missing(key), _) => self.wrong(key, "is missing"),
-            // An object is not repeated in a message about it.
+            (Error::Type(what), _) => self.placed(format!("expected {what}, found {}", found())),
+            // An object is not repeated in a message about its keys.
             (Error::Rule(rule), Value::Object(_)) => self.placed(rule),
-            (Error::Rule(rule), value) => {
-                self.placed(format!("{rule}, found {}", value.describe()))
-            }
+            (Error::Rule(rule), _) => self.placed(format!("{rule}, found {}", found())),
             (placed, _) => placed,
         })
     }
@@ -286,13 +271,6 @@ impl<'d> Decoder<'d> {
         })
     }
 
-    fn expected(&self, what: &str) -> Error {
-        Error::Rule(match self.value {
-            Value::Object(_) => format!("expected {what}, found an object"),
-            _ => format!("expected {what}"),
-        })
-    }
-
     /// What is wrong with a key of this object.
     fn wrong(&self, key: &str, rule: &str) -> Error {
         Error::Value(format!("{}: {rule}", Path::Key(&self.path, key)))
@@ -302,13 +280,13 @@ impl<'d> Decoder<'d> {
         match self.value {
             Value::Null => Ok(&[]),
             Value::Object(fields) => Ok(fields),
-            _ => Err(self.expected("an object")),
+            _ => Err(expected("an object")),
         }
     }
 
     /// The fields of an object with these keys.
     fn known_fields(&self, known: &'static [&'static str]) -> Result<Vec<Field<'d>>, Error> {
-        let mut merged: Vec<Field<'d>> = Vec::new();
+        let mut fields: Vec<Field<'d>> = Vec::new();
         for (key, value) in self.object()? {
             let name = match self.reading {
                 Reading::Strict => known.iter().copied().find(|name| name == key),
@@ -330,42 +308,30 @@ impl<'d> Decoder<'d> {
                 }
                 continue;
             };
-            match merged.iter_mut().find(|(other, _)| *other == name) {
-                Some((_, earlier)) => {
-                    self.check_repeated(key)?;
-                    merge(earlier, value);
-                }
-                None => merged.push((name, Cow::Borrowed(value))),
+            let earlier = fields.iter_mut().find(|(other, _)| *other == name);
+            match (earlier, self.reading, value) {
+                (None, ..) => fields.push((name, value)),
+                (Some(_), Reading::Go(_), Value::Null) => {}
+                // Go decodes both objects into one place.
+                (Some(_), _, Value::Object(_)) => return Err(self.repeated(key)),
+                (Some(earlier), Reading::Go(_), _) => earlier.1 = value,
+                (Some(_), ..) => return Err(self.repeated(key)),
             }
         }
         if !matches!(self.reading, Reading::Strict) {
             // The type's default is Go's zero value.
-            merged.retain(|(_, value)| **value != Value::Null);
+            fields.retain(|(_, value)| **value != Value::Null);
         }
-        Ok(merged)
+        Ok(fields)
     }
 
-    fn check_repeated(&self, key: &str) -> Result<(), Error> {
-        match self.reading {
-            Reading::Go(_) => Ok(()),
-            Reading::Network | Reading::Strict => Err(self.wrong(key, "the key is there twice")),
-        }
+    fn repeated(&self, key: &str) -> Error {
+        self.wrong(key, "the key is there twice")
     }
 }
 
-/// What Go has after it decoded both into one place: objects merge, of scalars and lists the later
-/// one counts, and `null` empties a list alone.
-fn merge<'d>(earlier: &mut Cow<'d, Value>, later: &'d Value) {
-    match (&**earlier, later) {
-        (Value::Object(_), Value::Object(more)) => {
-            if let Value::Object(fields) = earlier.to_mut() {
-                fields.extend(more.iter().cloned());
-            }
-        }
-        (Value::Array(_), _) => *earlier = Cow::Borrowed(later),
-        (_, Value::Null) => {}
-        _ => *earlier = Cow::Borrowed(later),
-    }
+fn expected(what: &str) -> Error {
+    Error::Type(what.to_owned())
 }
 
 impl<'de> Deserializer<'de> for &Decoder<'_> {
@@ -386,24 +352,10 @@ impl<'de> Deserializer<'de> for &Decoder<'_> {
         }
     }
 
-    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.value {
-            Value::Null => visitor.visit_bool(false),
-            Value::Bool(value) => visitor.visit_bool(*value),
-            _ => Err(self.expected("true or false")),
-        }
-    }
-
-    fn deserialize_i64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        let integer = self.value.integer();
-        visitor.visit_i64(integer.ok_or_else(|| self.expected("an integer of at most 64 bits"))?)
-    }
-
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self.value {
             Value::Null => visitor.visit_str(""),
-            Value::String(value) => visitor.visit_str(value),
-            _ => Err(self.expected("a string")),
+            _ => self.deserialize_any(visitor),
         }
     }
 
@@ -419,18 +371,19 @@ impl<'de> Deserializer<'de> for &Decoder<'_> {
         let elements = match self.value {
             Value::Null => &[],
             Value::Array(elements) => elements.as_slice(),
-            _ => return Err(self.expected("a list")),
+            _ => return Err(expected("a list")),
         };
         visitor.visit_seq(Elements(self, elements.iter().enumerate()))
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         let mut fields: Vec<Field<'_>> = Vec::new();
+        let may_repeat = matches!(self.reading, Reading::Go(_));
         for (key, value) in self.object()? {
-            if fields.iter().any(|(other, _)| other == key) {
-                self.check_repeated(key)?;
+            if !may_repeat && fields.iter().any(|(other, _)| other == key) {
+                return Err(self.repeated(key));
             }
-            fields.push((key, Cow::Borrowed(value)));
+            fields.push((key, value));
         }
         visitor.visit_map(Fields(self, fields.into_iter(), None))
     }
@@ -452,19 +405,14 @@ impl<'de> Deserializer<'de> for &Decoder<'_> {
         visitor: V,
     ) -> Result<V::Value, Error> {
         match self.value {
-            Value::String(word) if words.contains(&word.as_str()) => {
-                visitor.visit_enum(word.as_str().into_deserializer())
-            }
-            _ => {
-                let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
-                Err(Error::Rule(format!("must be {}", words.join(" or "))))
-            }
+            Value::String(word) => visitor.visit_enum(word.as_str().into_deserializer()),
+            _ => Err(de::Error::unknown_variant("", words)),
         }
     }
 
     serde::forward_to_deserialize_any! {
-        i8 i16 i32 u8 u16 u32 u64 f32 f64 char str bytes byte_buf unit unit_struct newtype_struct
-        tuple tuple_struct identifier ignored_any
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str bytes byte_buf unit unit_struct
+        newtype_struct tuple tuple_struct identifier ignored_any
     }
 }
 
@@ -504,7 +452,7 @@ impl<'de> MapAccess<'de> for Fields<'_> {
         let field = self.2.take();
         let (key, value) = field.ok_or_else(|| de::Error::custom("a value without a key"))?;
         let path = Path::Key(&self.0.path, key);
-        self.0.inner(&value, path).read(seed)
+        self.0.inner(value, path).read(seed)
     }
 }
 
@@ -523,12 +471,19 @@ impl de::Error for Error {
 
     fn invalid_type(_: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
         let expected = expected.to_string();
-        Error::Rule(match expected.as_str() {
-            "u8" => "expected a number from 0 to 255".to_owned(),
-            "u16" => "expected a number from 0 to 65535".to_owned(),
-            "u32" => "expected a number from 0 to 4294967295".to_owned(),
-            _ => format!("expected {expected}"),
+        Error::Type(match expected.as_str() {
+            "u8" => "a number from 0 to 255".to_owned(),
+            "u16" => "a number from 0 to 65535".to_owned(),
+            "u32" => "a number from 0 to 4294967295".to_owned(),
+            "i64" => "an integer of at most 64 bits".to_owned(),
+            "a boolean" => "true or false".to_owned(),
+            _ => expected,
         })
+    }
+
+    fn unknown_variant(_: &str, words: &'static [&'static str]) -> Self {
+        let words = words.iter().map(|word| format!("{word:?}"));
+        Error::Rule(format!("must be {}", one_of(words)))
     }
 }
 
@@ -628,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_the_zero_value_of_every_type_in_go() {
+    fn null_is_the_zero_value_in_go() {
         assert!(
             go::<std::collections::BTreeMap<String, u8>>("null")
                 .unwrap()
@@ -636,8 +591,6 @@ mod tests {
         );
         assert!(go::<Vec<String>>("null").unwrap().is_empty());
         assert_eq!(go::<String>("null").unwrap(), "");
-        assert_eq!(go::<i64>("null").unwrap(), 0);
-        assert!(!go::<bool>("null").unwrap());
     }
 
     #[test]
@@ -655,7 +608,6 @@ mod tests {
             assert!(error.starts_with("x: expected an integer"), "{error}");
         }
         assert_eq!(go::<i64>("-7").unwrap(), -7);
-        assert_eq!(go::<i64>("-0").unwrap(), 0);
     }
 
     #[derive(Debug, Default, PartialEq, serde::Deserialize)]
@@ -700,7 +652,7 @@ mod tests {
             ),
             (
                 r#"{"mtu": {}}"#,
-                "mtu: expected a number from 0 to 4294967295",
+                "mtu: expected a number from 0 to 4294967295, found an object",
             ),
             (
                 r#"{"master": {}}"#,

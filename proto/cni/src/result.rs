@@ -9,11 +9,11 @@
 //! The fields that 1.1.0 added are written for 1.0.0 too, as the Go library does: runtimes
 //! that do not know them pass over them.
 
-use std::{net::IpAddr, str::FromStr};
+use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::{Code, Error, Section, Version, json};
 
@@ -37,19 +37,15 @@ pub struct Interface {
     /// Its name in the namespace it is in.
     pub name: String,
     /// Its hardware address; none for devices without a netdev.
-    #[serde(deserialize_with = "optional")]
     pub mac: Option<String>,
     /// Its MTU in bytes.
-    #[serde(deserialize_with = "positive")]
     pub mtu: Option<u32>,
     /// The path of its namespace as the runtime gave it; none for the host's.
-    #[serde(deserialize_with = "optional")]
     pub sandbox: Option<String>,
     /// The socket of a vhost-user device.
-    #[serde(deserialize_with = "optional")]
     pub socket_path: Option<String>,
     /// The PCI address behind it.
-    #[serde(rename = "pciID", deserialize_with = "optional")]
+    #[serde(rename = "pciID")]
     pub pci_id: Option<String>,
 }
 
@@ -109,7 +105,6 @@ pub struct Dns {
     /// Servers, by preference.
     pub nameservers: Vec<String>,
     /// The local domain.
-    #[serde(deserialize_with = "optional")]
     pub domain: Option<String>,
     /// Domains to search.
     pub search: Vec<String>,
@@ -167,8 +162,8 @@ impl CniResult {
         let count = self.interfaces.len();
         for ip in &self.ips {
             if let Some(index) = ip.interface.filter(|index| *index >= count) {
-                let of = format_args!("interface {index} of a result with {count} interfaces");
-                let msg = format!("address {} names {of}", ip.address);
+                let address = ip.address;
+                let msg = format!("address {address} names interface {index} of {count}");
                 return Err(Error::new(Code::InvalidConfig, msg));
             }
         }
@@ -187,21 +182,27 @@ impl CniResult {
                 *route = Route::via(route.dst, route.gw);
             }
         }
-        let mut object = Map::new();
-        object.insert("cniVersion".into(), version.as_str().into());
-        // Texts, numbers and lists: serialization does not fail.
-        if let Ok(Value::Object(fields)) = serde_json::to_value(&answer) {
-            object.extend(fields);
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Document<'a> {
+            cni_version: Version,
+            #[serde(flatten)]
+            result: &'a CniResult,
         }
-        if let Some(Value::Array(ips)) = object.get_mut("ips").filter(|_| is_old) {
+        // Texts, numbers and lists: serialization does not fail.
+        let mut document = serde_json::to_value(Document {
+            cni_version: version,
+            result: &answer,
+        })
+        .unwrap_or_default();
+        if let Some(Value::Array(ips)) = document.get_mut("ips").filter(|_| is_old) {
             for (ip, of) in ips.iter_mut().zip(&answer.ips) {
                 let family = if of.address.is_ipv6() { "6" } else { "4" };
-                if let Some(fields) = ip.as_object_mut() {
+                if let Value::Object(fields) = ip {
                     fields.insert("version".into(), family.into());
                 }
             }
         }
-        let mut document = Value::Object(object);
         prune(&mut document);
         document
     }
@@ -224,8 +225,8 @@ fn prune(value: &mut Value) {
     }
 }
 
-/// A text that is read by `FromStr`; an empty one counts as absent.
-fn optional<'de, D: Deserializer<'de>, T: FromStr>(from: D) -> Result<Option<T>, D::Error> {
+/// An empty text counts as absent.
+fn optional<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D::Error> {
     let text = Option::<String>::deserialize(from)?.filter(|text| !text.is_empty());
     let read = text.map(|text| text.parse()).transpose();
     read.map_err(|_| D::Error::custom("must be an address"))
@@ -234,10 +235,6 @@ fn optional<'de, D: Deserializer<'de>, T: FromStr>(from: D) -> Result<Option<T>,
 fn address<'de, D: Deserializer<'de>>(from: D) -> Result<IpNetwork, D::Error> {
     let text = String::deserialize(from)?;
     cidr(&text).map_err(|_| D::Error::custom("must be an address with prefix length"))
-}
-
-fn positive<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    Ok(Option::deserialize(from)?.filter(|number| *number > 0))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::{
     json::{self, Reading, Value, same_key},
 };
 
-/// A JSON object and where in the configuration it stands.
+/// A JSON object and where it is in the configuration.
 #[derive(Clone, Debug)]
 pub struct Section<'a> {
     path: String,
@@ -28,7 +28,7 @@ impl<'a> Section<'a> {
         Section { path, object }
     }
 
-    /// A value as an object, standing at a path.
+    /// A value as an object at a path.
     ///
     /// # Errors
     /// Code 7 naming the path when the value is not an object.
@@ -39,7 +39,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Where this object stands, as in `ipam.ranges[0]`; empty for the outermost.
+    /// Where this object is, as in `ipam.ranges[0]`; empty for the outermost.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -90,12 +90,8 @@ impl<'a> Section<'a> {
     /// # Errors
     /// Code 7 naming the key when it is absent or has another type.
     pub fn require<T: DeserializeOwned>(&self, key: &str) -> Result<T, Error> {
-        let missing = || {
-            Error::new(
-                Code::InvalidConfig,
-                format!("{} is missing", self.path_of(key)),
-            )
-        };
+        let msg = || format!("{} is missing", self.path_of(key));
+        let missing = || Error::new(Code::InvalidConfig, msg());
         self.get(key)?.ok_or_else(missing)
     }
 

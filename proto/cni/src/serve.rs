@@ -12,8 +12,10 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    Code, Command, Environment, Error, NetworkConfig, Request, Version, config::MAX_BYTES,
-    error::MAX_TEXT_BYTES, text::fit, version::spoken,
+    Code, Command, Environment, Error, NetworkConfig, Request, Version,
+    config::MAX_BYTES,
+    error::MAX_TEXT_BYTES,
+    text::{fit, list},
 };
 
 /// Exit status of a failed call.
@@ -34,11 +36,9 @@ pub fn serve(
 ) -> u8 {
     let Some(command) = get("CNI_COMMAND").filter(|text| !text.is_empty()) else {
         // A failed write to stderr cannot be reported either.
-        let versions = spoken();
-        let _ = writeln!(
-            stderr,
-            "{about}\nCNI protocol versions supported: {versions}"
-        );
+        let versions = list(Version::ALL);
+        let about = format!("{about}\nCNI protocol versions supported: {versions}");
+        let _ = writeln!(stderr, "{about}");
         return 0;
     };
     let mut version = Version::NEWEST;
@@ -49,13 +49,13 @@ pub fn serve(
     });
     match answer {
         Ok(None) => 0,
-        Ok(Some(document)) => {
-            let Err(e) = write_once(stdout, &document) else {
-                return 0;
-            };
-            let _ = writeln!(stderr, "write the answer to stdout: {e}");
-            FAILED
-        }
+        Ok(Some(document)) => match write_once(stdout, &document) {
+            Ok(()) => 0,
+            Err(e) => {
+                let _ = writeln!(stderr, "write the answer to stdout: {e}");
+                FAILED
+            }
+        },
         Err(error) => {
             let _ = write_once(stdout, &error.to_json(version));
             FAILED
@@ -101,9 +101,9 @@ fn write_once(stdout: &mut impl Write, document: &Value) -> std::io::Result<()> 
 /// Makes a panic write an error object, since an aborting one runs nothing else.
 pub fn answer_panics() {
     std::panic::set_hook(Box::new(|info| {
-        let error = Error::new(Code::Internal, format!("internal error: {info}"))
-            .with_details("please report this; DEL cleans up what was begun");
-        let document = error.to_json(Version::NEWEST);
+        let msg = format_args!("internal error: {info}");
+        let remedy = "please report this; DEL cleans up what was begun";
+        let document = Error::advise(Code::Internal, msg, remedy).to_json(Version::NEWEST);
         let _ = write_once(&mut std::io::stdout().lock(), &document);
         let text = fit(&info.to_string(), MAX_TEXT_BYTES);
         let _ = writeln!(std::io::stderr().lock(), "{text}");

@@ -42,6 +42,15 @@ pub fn list(words: impl IntoIterator<Item = impl ToString>) -> String {
     words.join(", ")
 }
 
+/// A list of choices, as in `a, b or c`.
+pub fn one_of(words: impl IntoIterator<Item = impl ToString>) -> String {
+    let mut words: Vec<String> = words.into_iter().map(|word| word.to_string()).collect();
+    match (words.pop(), words.as_slice()) {
+        (Some(last), [_, ..]) => format!("{} or {last}", words.join(", ")),
+        (last, _) => last.unwrap_or_default(),
+    }
+}
+
 /// A text of others, fit for a message: printable, and at most about `limit` bytes.
 pub fn fit(text: &str, limit: usize) -> String {
     bounded(&printable(text), limit)

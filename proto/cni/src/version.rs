@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::{Code, Error};
+use crate::{Code, Error, text::list};
 
 words! {
-    /// A version these plugins speak; ordered by age. Membership is exact: there is no 0.3.2.
+    /// A supported version; ordered by age. 0.3.2 does not exist.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum Version {
         /// Several addresses and interfaces.
@@ -31,41 +31,35 @@ impl Version {
     /// Reads `cniVersion`; an empty text means 0.1.0, as the specification says of a missing key.
     ///
     /// # Errors
-    /// Code 6 for what is not a version, code 1 for a version that is not supported.
+    /// Code 6 for a text that is not a version, code 1 for a version that is not supported.
     pub fn parse(text: &str) -> Result<Version, Error> {
         let text = match text {
             "" => "0.1.0",
             text => text,
         };
-        let mut all = Version::ALL.into_iter();
-        if let Some(version) = all.find(|known| known.as_str() == text) {
-            return Ok(version);
-        }
-        let supported = format!("supported versions: {}", spoken());
-        let fields = text.split('.');
-        let numeric = |field: &str| !field.is_empty() && field.bytes().all(|b| b.is_ascii_digit());
-        if fields.clone().count() <= 3 && fields.clone().all(numeric) {
-            let msg = format!("cniVersion {text} is not supported");
-            return Err(Error::new(Code::IncompatibleVersion, msg)
-                .with_details(supported)
-                .with_details("a configuration without cniVersion has version 0.1.0"));
-        }
-        let msg = format!("cniVersion {text:?} is not a version");
-        Err(Error::new(Code::Decode, msg).with_details(supported))
+        Version::from_word(text).ok_or_else(|| {
+            let code = match text.split('.').all(|field| field.parse::<u32>().is_ok()) {
+                true => Code::IncompatibleVersion,
+                false => Code::Decode,
+            };
+            Error::advise(
+                code,
+                format_args!("cniVersion {text} is not supported"),
+                format_args!(
+                    "supported versions: {}; without the key it is 0.1.0",
+                    list(Version::ALL)
+                ),
+            )
+        })
     }
 
     /// The answer to VERSION.
     pub fn document() -> Value {
         json!({
-            "cniVersion": Version::NEWEST.as_str(),
-            "supportedVersions": Version::ALL.map(Version::as_str),
+            "cniVersion": Version::NEWEST,
+            "supportedVersions": Version::ALL,
         })
     }
-}
-
-/// All versions in one line, for messages.
-pub fn spoken() -> String {
-    Version::ALL.map(Version::as_str).join(", ")
 }
 
 #[cfg(test)]
@@ -85,7 +79,7 @@ mod tests {
             ("0.3.2", Code::IncompatibleVersion),
             ("1.1", Code::IncompatibleVersion),
             ("x.y", Code::Decode),
-            ("1.0.0.0", Code::Decode),
+            ("1.0.0.0", Code::IncompatibleVersion),
             ("1..0", Code::Decode),
             (" 1.0.0", Code::Decode),
         ] {

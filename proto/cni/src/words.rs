@@ -1,7 +1,6 @@
 //! Enums each of whose variants is one word in a configuration.
 
-/// Declares an enum, `ALL` of its variants and `as_str`, the word of each, from one table: a
-/// variant can be missing in none of them.
+/// Declares an enum with `ALL` of its variants, the word of each, and the way back, from one table.
 #[macro_export]
 macro_rules! words {
     (
@@ -25,6 +24,17 @@ macro_rules! words {
                 match self {
                     $($name::$variant => $word,)+
                 }
+            }
+
+            /// What a word means.
+            $visible fn from_word(word: &str) -> Option<$name> {
+                $name::ALL.into_iter().find(|known| known.as_str() == word)
+            }
+        }
+
+        impl ::std::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.write_str(self.as_str())
             }
         }
     };

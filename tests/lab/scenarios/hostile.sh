@@ -240,7 +240,7 @@ if with_module "two VLANs of one NIC" 8021q; then
 	as_before "a VLAN that is not given: all is as before" "$with_vlans" by_name
 	node_policy '{"allow": {"unallocated": true, "virtual": true, "nonRdma": true}}'
 	pod a
-	refuses "the NIC below two VLANs is not given" 'vlan v[78] stands on it' add a '{"attach": "move", "device": "eth3"}'
+	refuses "the NIC below two VLANs is not given" 'vlan v[78] is on it' add a '{"attach": "move", "device": "eth3"}'
 	check "the NIC below two VLANs: the DEL that follows" del a '{"attach": "move", "device": "eth3"}'
 	ip netns delete a
 	as_before "the NIC below two VLANs: all is as before" "$with_vlans" by_name

@@ -10,7 +10,7 @@ use e2e::cni::Call;
 use e2e::host_state::unchanged;
 use e2e::netns::Netns;
 use e2e::node_socket::{NodeSocket, allocation};
-use e2e::scene::{PCI, Running, Scene, TRY_AGAIN, answer_of, refusal};
+use e2e::scene::{DENIED, PCI, Running, Scene, TRY_AGAIN, answer_of, refusal};
 use node_wire::Pod;
 use serde_json::{Value, json};
 
@@ -122,8 +122,11 @@ fn is_late() -> Result<()> {
 /// The kubelet says that the earlier pod has the unit as well: no DEL of it is to be expected.
 fn is_held() -> Result<()> {
     let pair = Pair::new()?;
-    pair.socket.forget(&pod_named("b"));
-    let took = pair.refused()?;
+    pair.socket.hold(&pod_named("b"), vec![]);
+    let started = Instant::now();
+    let answer = pair.start("b", "ADD")?.answer()?;
+    let took = started.elapsed();
+    refusal(&answer, &[DENIED], &["nic0", "ml/b"])?;
     ensure!(took < WAIT - SLACK, "took {took:?}");
     Ok(())
 }

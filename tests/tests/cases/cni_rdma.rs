@@ -132,14 +132,12 @@ fn behind_another_plugin_its_result_is_passed_on() -> Result<()> {
     let config = host
         .config(&json!({"attach": "rdma-only", "deviceID": "0000:3b:00.0", "prevResult": result}));
     assert_eq!(run(&call, "ADD", &config)?, result);
-    // A macvlan is not the netdev of an RDMA device.
+    // An interface does not name an RDMA device.
     let unnamed = host.config(&json!({"attach": "rdma-only", "prevResult": result}));
     run(&call, "DEL", &config)?;
     let (code, message) = refused(&call, "ADD", &unnamed)?;
     assert_eq!(code, 7, "{message}");
-    for word in ["no RDMA device is selected", "net1"] {
-        assert!(message.contains(word), "{word}: {message}");
-    }
+    assert!(message.contains("no RDMA device is selected"), "{message}");
     run(&call, "DEL", &unnamed)?;
     let by_name =
         host.config(&json!({"attach": "rdma-only", "rdmaDevice": "mlx5_0", "prevResult": result}));

@@ -2,6 +2,7 @@
 //! in its way, and what a restoration says.
 
 use std::fs;
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -241,22 +242,20 @@ fn restored_twice() -> Result<()> {
     let scene = Scene::furnished()?;
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
-    let mut files = Vec::new();
-    for directory in ["attachments", "devices"] {
-        for entry in fs::read_dir(scene.host.state().join(directory))? {
-            let path = entry?.path();
-            files.push((fs::read(&path)?, path));
-        }
-    }
+    let only = |directory: &str| -> Result<PathBuf> {
+        let mut entries = fs::read_dir(scene.host.state().join(directory))?;
+        Ok(entries.next().context("empty")??.path())
+    };
+    let (record, claim) = (only("attachments")?, only("devices")?);
+    let (text, owner) = (fs::read(&record)?, fs::read_link(&claim)?);
     silent_del(&scene)?;
     let times_down = || {
         let mut cat = scene.host.netns.command("cat");
         e2e::netns::run(cat.arg("/sys/class/net/nic0/carrier_down_count"))
     };
     let down = times_down()?;
-    for (text, path) in &files {
-        fs::write(path, text)?;
-    }
+    fs::write(&record, text)?;
+    std::os::unix::fs::symlink(owner, &claim)?;
     silent_del(&scene)?;
     ensure!(times_down()? == down, "its link was interrupted");
     unchanged(&before, || scene.host_state(), "after both")

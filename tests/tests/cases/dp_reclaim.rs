@@ -251,7 +251,10 @@ fn a_child_on_a_returned_netdev_makes_its_hca_unhealthy() -> Result<()> {
         "netns": {"path": "/proc/1/ns/net", "device": 4, "inode": 5},
         "parts": [{"move": {
             "interface": {"name": "net1"}, "hcas": [HCAS[1]], "returned": "child",
-            "host": {"identity": {"index": 5}, "name": "rdma1", "state": {}, "takenAt": 1},
+            "host": {
+                "identity": {"index": 5}, "name": "rdma1", "takenAt": 1,
+                "state": {"mtu": 1500, "txQueueLength": 1000, "flags": 0, "families": [], "config": {}},
+            },
         }}],
     });
     let directory = machine.state().join("attachments");

@@ -45,6 +45,7 @@ cases! {
     );
     a_virtual_netdev_is_no_unit => virtual_netdev();
     another_pods_unit_does_not_serve => another_pod();
+    a_denied_pod_does_not_learn_who_has_the_nic: Macvlan => denied_while_in_use();
     a_namesake_with_another_uid_is_denied => namesake();
     a_uid_that_the_daemon_could_not_check_is_a_warning => unchecked_uid();
     a_pod_that_the_kubelet_does_not_know_is_for_later => unknown_pod();
@@ -424,6 +425,32 @@ fn another_pod() -> Result<()> {
     let before = scene.host_state()?;
     answer_of(&call_of(&scene, "b", "u2"), "ADD", &network)?.success()?;
     scene.del_returns(&network, &before)
+}
+
+/// Another tenant's pod has moved the NIC. The kubelet allocated nothing to the one that asks.
+fn denied_while_in_use() -> Result<()> {
+    let (scene, socket) = asked()?;
+    let holder = pod_named("b", Some("u2"));
+    socket.hold(&holder, vec![allocation("main", "rdma/rail", &[PCI])]);
+    socket.hold(&pod_named("a", Some("u1")), vec![]);
+    let pod = scene.another_pod()?;
+    let mut call = call_of(&scene, "b", "u2");
+    (call.netns, call.container_id) = (pod.path().to_owned(), "c2".to_owned());
+    let moving = scene.network(&json!({"attach": "move", "deviceID": PCI}));
+    answer_of(&call, "ADD", &moving)?.success()?;
+    for keys in [
+        json!({"attach": "move", "deviceID": PCI}),
+        json!({"attach": "move", "device": "nic0"}),
+        json!({"attach": "macvlan", "master": "nic0"}),
+        json!({"attach": "macvlan", "deviceID": PCI}),
+    ] {
+        let denied = call_of(&scene, "a", "u1");
+        let answer = answer_of(&denied, "ADD", &scene.network(&keys))?;
+        let (_, message) =
+            refusal(&answer, &[DENIED], &["nic0", "ml/a"]).with_context(|| keys.to_string())?;
+        ensure!(!message.contains("ml/b"), "{keys}: {message}");
+    }
+    answer_of(&call, "DEL", &moving)?.success().map(drop)
 }
 
 fn namesake() -> Result<()> {

@@ -13,7 +13,7 @@ use std::{
 use netlink::socket::observer;
 use nix::{
     errno::Errno,
-    fcntl::{FcntlArg, FdFlag, fcntl},
+    fcntl::{FcntlArg, FdFlag, OFlag, fcntl},
 };
 use node::trust;
 
@@ -21,8 +21,8 @@ use super::{Error, Kind};
 
 /// The first pause between two attempts at a lock; each next one is longer.
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// The longest pause between two attempts at a lock.
-const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// The longest pause between two attempts at a lock, or two looks at a record.
+pub(super) const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Removes a file; one that is gone is removed.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
@@ -39,29 +39,31 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Opens the file at `path` for reading and writing with `options`, with its directory where that is
-/// missing.
-pub(super) fn open_to_write(
-    path: &Path,
-    options: &mut fs::OpenOptions,
-) -> Result<File, trust::Error> {
-    let failed = |attempt, path: &Path, source| trust::Error::Io {
-        attempt,
-        path: path.to_owned(),
-        source,
-    };
-    let mut opened = trust::open(path, options.read(true).write(true))?;
+/// Opens the file at `path` for reading and writing with `flags`, made where it is missing, with its
+/// directory.
+pub(super) fn open_to_write(path: &Path, flags: OFlag) -> Result<File, trust::Error> {
+    let flags = flags | OFlag::O_CREAT | OFlag::O_RDWR;
+    let mut opened = trust::open(path, flags)?;
     if opened.is_none() {
-        // For root alone: a record says which netdev is to be given what name.
-        let directory = trust::parent(path);
-        let made = DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory);
-        made.map_err(|e| failed("make", directory, e))?;
-        opened = trust::open(path, options)?;
+        make_directory(trust::parent(path))?;
+        opened = trust::open(path, flags)?;
     }
-    opened.ok_or_else(|| failed("open", path, io::ErrorKind::NotFound.into()))
+    opened.ok_or_else(|| refused("open", path)(io::ErrorKind::NotFound.into()))
+}
+
+/// For root alone: a record says which netdev is to be given what name.
+pub(super) fn make_directory(path: &Path) -> Result<(), trust::Error> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(refused("make", path))
+}
+
+fn refused(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> trust::Error {
+    let path = path.to_owned();
+    move |source| trust::Error::Io {
+        attempt,
+        path,
+        source,
+    }
 }
 
 /// Bytes of a file to lock, all of it with a length of 0.
@@ -148,9 +150,9 @@ impl Lock {
     ) -> Result<Self, Error> {
         let started = Instant::now();
         loop {
-            let (file, kind) = match open_to_write(path, File::options().create(true)) {
+            let (file, kind) = match open_to_write(path, OFlag::empty()) {
                 Err(e) if e.kind() == Some(io::ErrorKind::ReadOnlyFilesystem) => {
-                    let file = trust::open(path, File::options().read(true))?;
+                    let file = trust::open(path, OFlag::O_RDONLY)?;
                     (file.ok_or(e)?, libc::F_RDLCK)
                 }
                 opened => match sharing {

@@ -16,4 +16,4 @@ pub mod store;
 use crate::error::{Error, Kind};
 pub use file::{Lock, Sharing, hold_all};
 pub use record::{Netns, RdmaDevice, Record, Slot};
-pub use store::{Journal, Key, Ownership, Records};
+pub use store::{Journal, Key, Records};

@@ -1,5 +1,7 @@
 //! What the journal says of an attachment.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::part::Part;
@@ -52,8 +54,8 @@ pub struct RdmaDevice {
     /// Its node GUID, and the one that the attachment sets; four groups of hexadecimal digits each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_guids: Vec<String>,
-    /// The device that it stands on, as a PCI address or an auxiliary device's name; none for
-    /// devices without hardware.
+    /// Its parent device, as a PCI address or an auxiliary device's name; none for devices without
+    /// hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
 }
@@ -81,53 +83,8 @@ pub struct Ipam {
     /// `CNI_ARGS` as it was.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub args: String,
-    /// `CNI_PATH` as it was.
-    #[serde(with = "paths")]
-    pub path: Vec<std::path::PathBuf>,
-}
-
-/// Paths are bytes: those that are no text are written as numbers.
-mod paths {
-    use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Text(String),
-        Bytes(Vec<u8>),
-    }
-
-    pub(super) fn serialize<S: Serializer>(paths: &[PathBuf], to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(paths.iter().map(|path| {
-            let bytes = path.clone().into_os_string().into_vec();
-            String::from_utf8(bytes).map_or_else(|e| Written::Bytes(e.into_bytes()), Written::Text)
-        }))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Vec<PathBuf>, D::Error> {
-        let written = Vec::<Written>::deserialize(from)?;
-        Ok(written
-            .into_iter()
-            .map(|path| match path {
-                Written::Text(text) => text.into(),
-                Written::Bytes(bytes) => OsString::from_vec(bytes).into(),
-            })
-            .collect())
-    }
-}
-
-impl RdmaDevice {
-    /// Whether another record means the same device: a driver that is bound again changes its index.
-    pub fn is(&self, other: &Self) -> bool {
-        match (&self.parent, &other.parent) {
-            (Some(own), Some(other)) => own == other,
-            _ => self.index == other.index,
-        }
-    }
+    /// The directories of `CNI_PATH` whose names are text.
+    pub path: Vec<PathBuf>,
 }
 
 impl Record {
@@ -161,25 +118,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::OsString, os::unix::ffi::OsStringExt};
-
     use super::*;
-
-    #[test]
-    fn a_cni_path_that_is_no_text_reads_back() {
-        let ipam = Ipam {
-            kind: "static".into(),
-            config: "{}".into(),
-            args: String::new(),
-            path: vec![
-                "/opt/cni/bin".into(),
-                OsString::from_vec(b"/\xff".to_vec()).into(),
-            ],
-        };
-        let text = serde_json::to_string(&ipam).unwrap();
-        assert!(text.contains(r#""/opt/cni/bin",[47,255]"#), "{text}");
-        assert_eq!(serde_json::from_str::<Ipam>(&text).unwrap(), ipam);
-    }
 
     #[test]
     fn a_record_reads_back() {

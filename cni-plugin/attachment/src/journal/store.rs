@@ -2,40 +2,37 @@
 //!
 //! ```text
 //! <stateDir>/attachments/<network>@<container>@<interface>   one record each
-//! <stateDir>/devices/<netdev>                                who a moved netdev belongs to
+//! <stateDir>/devices/<netdev>                                a link to the record of its attachment
 //! <stateDir>/lock                                            all locks, each a byte of it
 //! ```
 //!
-//! Safe to be killed anywhere. A record is written as `.new-<record>`, then linked or renamed to its
-//! name: it is whole or absent, and one of two ADDs makes the name. Nothing is synced: an empty or
-//! cut file is from a boot that ended with a power failure.
+//! Safe to be killed anywhere. A record is written as `.new-<record>`, then renamed to its name: it is
+//! whole or absent. Nothing is synced: an empty or cut file is from a boot that ended with a power failure.
 //!
 //! Locks are the kernel's and end with the process. A netdev's is held while it changes hands or its
 //! claim is read, and shared while a child is made on it. An attachment's is held by ADD, DEL and GC,
 //! and by the IPAM program that they run.
 
 use std::{
-    fs::{self, File},
+    ffi::OsStr,
+    fs,
     io::{self, Write},
-    os::{fd::AsFd, unix::fs::MetadataExt},
+    os::unix::fs::{MetadataExt, symlink},
     path::{Path, PathBuf},
     sync::OnceLock,
+    thread,
     time::{Duration, Instant},
 };
 
 use cni_wire::{AttachmentId, Code, ContainerId, IfName};
-use nix::{
-    errno::Errno,
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::inotify::{AddWatchFlags, InitFlags, Inotify},
-};
+use nix::fcntl::OFlag;
 use node::trust;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::error::Category;
 
 use super::{
     Error, Kind, Record,
-    file::{Lock, Sharing, open_to_write, remove},
+    file::{Lock, MAX_RETRY_INTERVAL, Sharing, make_directory, open_to_write, remove},
     record::VERSION,
 };
 use crate::netdev::snapshot::Identity;
@@ -53,8 +50,6 @@ const NEW: &str = ".new-";
 /// The most bytes of a record. Usual are some ten kilobytes with the sysctls of a
 /// moved netdev; the network configuration is in it, too.
 const MAX_RECORD_BYTES: u64 = 16 << 20;
-/// The version of claims that this program reads and writes.
-const CLAIM_VERSION: u32 = 1;
 
 /// The name of an attachment's record.
 ///
@@ -71,7 +66,7 @@ impl Key {
 
     /// Network and attachment of a record's name.
     pub fn parse(name: &str) -> Option<(Key, String, AttachmentId)> {
-        if name.starts_with(NEW) {
+        if name.starts_with('.') {
             return None;
         }
         let mut parts = name.splitn(3, '@');
@@ -94,15 +89,6 @@ impl Key {
     }
 }
 
-/// Who a moved netdev belongs to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Ownership {
-    pub version: u32,
-    pub owner: String,
-    pub boot: String,
-}
-
 /// All records there are: those that can be read, and of the others the attachment and what is wrong.
 pub type Records = (Vec<(Key, Record)>, Vec<(AttachmentId, Error)>);
 
@@ -111,26 +97,6 @@ pub type Records = (Vec<(Key, Record)>, Vec<(AttachmentId, Error)>);
 pub struct Journal {
     directory: PathBuf,
     trusted: OnceLock<()>,
-}
-
-/// A file that is written under another name than its own, with the lock of that name.
-struct Draft {
-    path: PathBuf,
-    file: File,
-    _lock: Lock,
-}
-
-impl Draft {
-    fn write(&self, text: &[u8]) -> Result<(), Error> {
-        let written = (&self.file).write_all(text);
-        written.map_err(|e| Error::file("write", &self.path, e))
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-    }
 }
 
 impl Journal {
@@ -215,16 +181,19 @@ impl Journal {
             version: u32,
         }
         let read = serde_json::from_slice::<Record>(&text);
-        if let Ok(record) = &read
-            && record.version <= VERSION
-        {
-            return Ok(read.ok());
+        let version = match &read {
+            Ok(record) => record.version,
+            Err(_) => serde_json::from_slice(&text).map_or(0, |head: Head| head.version),
+        };
+        if version > VERSION {
+            let what = format!(
+                "{} has version {version} of the journal, this program knows {VERSION}",
+                path.display()
+            );
+            return Err(Error::new(Code::State, what)
+                .with_details("upgrade rdma-netdev on this node again; it was newer before"));
         }
-        match serde_json::from_slice::<Head>(&text) {
-            Ok(head) if head.version > VERSION => Err(newer(&path, head.version)),
-            Ok(_) => read.map(Some).map_err(unreadable),
-            Err(e) => Err(unreadable(e)),
-        }
+        read.map(Some).map_err(unreadable)
     }
 
     /// All records, by name. One that cannot be used does not hide the others.
@@ -245,42 +214,14 @@ impl Journal {
         Ok((records, unreadable))
     }
 
-    /// Writes the record of a new attachment.
+    /// Writes a record, in the place of one that is there. Call with the attachment's lock held.
     ///
     /// # Errors
-    /// [`Code::Exists`] when there is one; it is too large, or the file system's. Nothing is
-    /// left then.
-    pub fn create(&self, key: &Key, record: &Record) -> Result<(), Error> {
-        let exists = || {
-            let (owner, network) = (record.owner(), &record.network);
-            let what = format!("{owner} is attached to network {network} already");
-            Error::new(Code::Exists, what).with_details("the runtime must DEL it first")
-        };
+    /// It is too large, or the file system's; what was there is there then.
+    pub fn write(&self, key: &Key, record: &Record) -> Result<(), Error> {
         let path = self.attachments().join(&key.0);
-        let text = self.encoded(key, record)?;
-        let new = self.draft(&key.0)?;
-        new.write(&text)?;
-        fs::hard_link(&new.path, &path).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => exists(),
-            _ => Error::file("write", &path, e),
-        })
-    }
-
-    /// Writes a record in the place of the one there is.
-    ///
-    /// # Errors
-    /// It is too large, or the file system's; the old one is there then.
-    pub fn replace(&self, key: &Key, record: &Record) -> Result<(), Error> {
-        let path = self.attachments().join(&key.0);
-        let text = self.encoded(key, record)?;
-        let new = self.draft(&key.0)?;
-        new.write(&text)?;
-        fs::rename(&new.path, &path).map_err(|e| Error::file("write", &path, e))
-    }
-
-    fn encoded(&self, key: &Key, record: &Record) -> Result<Vec<u8>, Error> {
-        let path = self.attachments().join(&key.0);
-        let text = serde_json::to_vec(record).map_err(|e| Error::file("write", &path, e.into()))?;
+        let failed = |e| Error::file("write", &path, e);
+        let text = serde_json::to_vec(record).map_err(|e| failed(e.into()))?;
         if text.len() as u64 > MAX_RECORD_BYTES {
             let (path, bytes) = (path.display(), text.len());
             let what = format!(
@@ -290,22 +231,12 @@ impl Journal {
                 "make the network configuration and CNI_ARGS smaller; both are kept in it",
             ));
         }
-        Ok(text)
-    }
-
-    /// An empty file under the name that a record has while it is written. A killed call may have
-    /// left one, or linked it to the record already: that name goes. Dropping the draft removes its
-    /// name.
-    fn draft(&self, key: &str) -> Result<Draft, Error> {
-        let name = format!("{NEW}{key}");
-        let lock = self.lock_name(&name, NETDEV_LOCK_TIMEOUT)?;
-        let path = self.attachments().join(name);
-        remove(&path)?;
-        let file = open_to_write(&path, File::options().create_new(true))?;
-        Ok(Draft {
-            path,
-            file,
-            _lock: lock,
+        let new = self.attachments().join(format!("{NEW}{}", key.0));
+        let mut file = open_to_write(&new, OFlag::O_TRUNC)?;
+        let written = file.write_all(&text);
+        written.and_then(|()| fs::rename(&new, &path)).map_err(|e| {
+            let _ = fs::remove_file(&new);
+            failed(e)
         })
     }
 
@@ -316,46 +247,19 @@ impl Journal {
     }
 
     /// Waits at most for `timeout` until DEL of an attachment has ended. False when its record is there as it
-    /// was.
-    ///
-    /// # Errors
-    /// The directory cannot be watched: root has no inotify instances left, or as the kernel says.
-    pub fn wait_for_del(&self, key: &Key, timeout: Duration) -> io::Result<bool> {
-        let deadline = Instant::now() + timeout;
-        let directory = self.attachments();
-        let path = directory.join(&key.0);
-        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        match watch.add_watch(
-            &directory,
-            AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_TO,
-        ) {
-            // Without a directory there is no record.
-            Err(Errno::ENOENT) => return Ok(true),
-            watched => watched?,
-        };
-        // Watched before it is looked for, so no end is missed. The end of the directory is an event as
-        // well. DEL replaces a record of which something is left.
-        let inode = || match fs::metadata(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            found => found.map(|file| Some(file.ino())),
-        };
-        let first = inode()?;
+    /// was: DEL replaces one of which something is left.
+    pub fn wait_for_del(&self, key: &Key, timeout: Duration) -> bool {
+        let path = self.attachments().join(&key.0);
+        let inode = || fs::metadata(&path).ok().map(|file| file.ino());
+        let (first, started) = (inode(), Instant::now());
         loop {
-            if first.is_none() || inode()? != first {
-                return Ok(true);
+            if first.is_none() || inode() != first {
+                return true;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            match poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], left) {
-                Ok(0) => return Ok(false),
-                Ok(_) => {}
-                Err(Errno::EINTR) => continue,
-                Err(error) => return Err(error.into()),
+            if started.elapsed() >= timeout {
+                return false;
             }
-            match watch.read_events() {
-                Ok(_) | Err(Errno::EAGAIN) => {}
-                Err(error) => return Err(error.into()),
-            }
+            thread::sleep(MAX_RETRY_INTERVAL);
         }
     }
 
@@ -380,7 +284,11 @@ impl Journal {
 
     /// Whether a record could be written now.
     pub fn check_writable(&self) -> Result<(), Error> {
-        self.draft("probe")?.write(b"{}")
+        let probe = self.attachments().join(".probe");
+        let mut file = open_to_write(&probe, OFlag::empty())?;
+        let written = file.write_all(b"{}");
+        written.map_err(|e| Error::file("write", &probe, e))?;
+        remove(&probe)
     }
 
     /// Holds the lock of a container's interface, of whatever network: no ADD or DEL of it runs
@@ -422,60 +330,38 @@ impl Journal {
         self.lock_name("rdma", NETDEV_LOCK_TIMEOUT)
     }
 
-    /// Who a netdev belongs to. Ask with its lock held.
+    /// The attachment that a netdev belongs to. Ask with its lock held.
     ///
     /// # Errors
-    /// The claim cannot be read, or a newer version of this program wrote it.
-    pub fn claim(&self, identity: &Identity) -> Result<Option<Ownership>, Error> {
+    /// The claim cannot be read.
+    pub fn claimant(&self, identity: &Identity) -> Result<Option<Key>, Error> {
         self.check_owner()?;
         let path = self.devices().join(identity.key());
-        let Some(text) = trust::read(&path, MAX_RECORD_BYTES)? else {
-            return Ok(None);
+        let claim = match fs::read_link(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            claim => claim.map_err(|e| Error::file("read", &path, e))?,
         };
-        // Cut off while it was written: the netdev was not touched after that.
-        let Ok(claim) = serde_json::from_slice::<Ownership>(&text) else {
-            return Ok(None);
-        };
-        if claim.version > CLAIM_VERSION {
-            return Err(newer(&path, claim.version));
-        }
-        Ok(Some(claim))
+        let name = claim.file_name().and_then(OsStr::to_str);
+        Ok(name.and_then(Key::parse).map(|(key, ..)| key))
     }
 
     /// Makes an attachment the owner of a netdev. Call with its lock held.
-    pub fn take(&self, identity: &Identity, key: &Key, boot: &str) -> Result<(), Error> {
-        let path = self.devices().join(identity.key());
-        let failed = |e| Error::file("write", &path, e);
-        let claim = Ownership {
-            version: CLAIM_VERSION,
-            owner: key.0.clone(),
-            boot: boot.to_owned(),
-        };
-        let text = serde_json::to_vec(&claim).map_err(|e| failed(e.into()))?;
+    pub fn take(&self, identity: &Identity, key: &Key) -> Result<(), Error> {
         // One that has it already has changed it, and must not be cut off now.
-        if trust::read(&path, MAX_RECORD_BYTES)?.is_some_and(|known| known == text) {
+        if self.claimant(identity)?.as_ref() == Some(key) {
             return Ok(());
         }
-        let file = open_to_write(&path, File::options().create(true))?;
-        if file.metadata().map_err(failed)?.len() > 0 {
-            file.set_len(0).map_err(failed)?;
-        }
-        (&file).write_all(&text).map_err(failed)
+        let path = self.devices().join(identity.key());
+        make_directory(&self.devices())?;
+        remove(&path)?;
+        let record = Path::new("../attachments").join(&key.0);
+        symlink(record, &path).map_err(|e| Error::file("write", &path, e))
     }
 
     /// Removes the claim of a netdev. Call with its lock held.
     pub fn release(&self, identity: &Identity) -> Result<(), Error> {
         remove(&self.devices().join(identity.key()))
     }
-}
-
-fn newer(path: &Path, version: u32) -> Error {
-    let what = format!(
-        "{} has version {version} of the journal, this program knows {VERSION}",
-        path.display()
-    );
-    Error::new(Code::State, what)
-        .with_details("upgrade rdma-netdev on this node again; it was newer before")
 }
 
 #[cfg(test)]

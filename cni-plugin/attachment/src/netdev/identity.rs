@@ -13,7 +13,8 @@ use netlink::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{snapshot::hexadecimal, vf};
+use super::vf;
+use crate::interface::messages::hexadecimal;
 
 const VLAN: &str = "vlan";
 /// `IFLA_VLAN_ID`, `IFLA_IPOIB_PKEY`
@@ -28,7 +29,7 @@ pub struct Identity {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bus_device: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub permanent_mac: Option<String>,
+    pub permanent_mac: Option<MacAddress>,
     /// The driver's name of the port; distinguishes netdevs of one function that have no burnt-in
     /// address (representors).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -109,8 +110,7 @@ impl Identity {
         let number: String = number.map(|value| hexadecimal(value)).collect();
         Identity {
             bus_device: link.bus_device.clone(),
-            permanent_mac: (!link.permanent_mac.is_empty())
-                .then(|| MacAddress::new(link.permanent_mac.as_slice()).to_string()),
+            permanent_mac: mac_of(&link.permanent_mac),
             port: link.port.clone(),
             kind,
             parent: link.parent.filter(|_| link.kind.is_some()),
@@ -149,7 +149,10 @@ impl Identity {
         // A partition of an InfiniBand port has the port's device and address.
         let on = self.parent.map(on).unwrap_or_default();
         let key = match (&self.bus_device, &self.permanent_mac, &self.port) {
-            (Some(bus), Some(mac), _) => format!("{bus}-{}{on}", port_part(mac)),
+            (Some(bus), Some(mac), _) => {
+                let guid = mac.port_guid().map(|guid| guid.to_string());
+                format!("{bus}-{}{on}", guid.unwrap_or_else(|| mac.to_string()))
+            }
             // A representor has its function's device and no burnt-in address.
             (Some(bus), None, Some(port)) => format!("{bus}{on}-{port}"),
             (Some(bus), None, None) => format!("{bus}{on}"),
@@ -196,12 +199,10 @@ impl Identity {
         if self.is_virtual() {
             return place.is_on_host(link);
         }
-        let permanent = |identity: &Identity| {
-            let mac = identity.permanent_mac.as_ref();
-            mac.map(|mac| port_part(mac).to_owned())
-        };
-        let (known, now) = (permanent(self), permanent(&now));
-        known.is_none() || now.is_none() || known == now
+        match (&self.permanent_mac, &now.permanent_mac) {
+            (Some(known), Some(now)) => is_same_mac(known, now),
+            _ => true,
+        }
     }
 
     /// Index on the host of a peer that lives exactly as long as the link itself.
@@ -212,13 +213,15 @@ impl Identity {
     }
 }
 
-/// Of an IPoIB address only the port's GUID stays the same: the queue pair before it changes.
-pub(super) fn port_part(mac: &str) -> &str {
-    if mac.len() == 59 {
-        mac.get(36..).unwrap_or(mac)
-    } else {
-        mac
-    }
+/// A hardware address; none of a link that has none.
+pub(super) fn mac_of(bytes: &[u8]) -> Option<MacAddress> {
+    (!bytes.is_empty()).then(|| MacAddress::new(bytes))
+}
+
+/// Whether two addresses are one: of an IPoIB address only the port's GUID stays the same, the queue pair
+/// before it changes.
+pub(super) fn is_same_mac(one: &MacAddress, other: &MacAddress) -> bool {
+    one == other || one.port_guid().is_some() && one.port_guid() == other.port_guid()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //!
 //! - [`identity`]: what identifies a netdev;
 //! - [`snapshot`]: a netdev as the journal keeps it;
-//! - [`state`]: the table of its attributes: how each is read, written and compared;
+//! - [`state`]: its attributes, addresses and routes;
 //! - [`obstacle`]: what of the host's would be lost, so that a netdev is not moved;
 //! - [`restore`]: returning a netdev to the host and restoring its state;
 //! - [`vf`]: what a PF holds of a VF;

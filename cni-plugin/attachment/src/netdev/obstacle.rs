@@ -1,18 +1,11 @@
 //! What keeps a netdev from being moved: state of the host's that a change of namespaces destroys
 //! and this program does not restore, or that would act in the pod.
 
-use std::{fs, io::ErrorKind, path::Path};
-
 use cni_wire::Code;
 use hca::MacAddress;
 use netlink::{Socket, bpf, link::Link, neighbour, qdisc};
-use netlink_packet_route::route::RouteMessage;
 
-use super::{
-    replay,
-    snapshot::{Snapshot, parse_hex},
-    state::{ADDRESS, ROUTE},
-};
+use super::{display, replay, snapshot::Snapshot};
 use crate::error::Error;
 
 /// Where the pod's addresses come from.
@@ -27,7 +20,6 @@ pub enum Addresses {
 /// namespace.
 pub fn obstacles(
     socket: &mut Socket,
-    proc: &Path,
     link: &Link,
     snapshot: &Snapshot,
     addresses: Addresses,
@@ -66,29 +58,13 @@ pub fn obstacles(
             ),
         );
     }
-    // A kernel without packet sockets has no such file.
-    let sockets = match fs::read_to_string(proc.join("net/packet")) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            return Err(netlink::Error::call("list packet sockets", e));
-        }
-        sockets => sockets.unwrap_or_default(),
-    };
-    if let Some(protocol) = packet_socket(&sockets, link.index) {
+    let routes = snapshot.state.config.routes.iter();
+    for route in routes.filter(|route| replay::is_multipath(route)) {
+        let route = display::route(route);
         add(
-            format!(
-                "a program of the host has a packet socket on {name} (protocol 0x{protocol:04x}), \
-                 which a move would cut off"
-            ),
-            format!("ss -0p shows the program: end it, or take {name} out of its configuration"),
+            format!("{name} is in the multipath route {route}, which a move would change"),
+            "remove the route, or give it one next hop: ip route replace".to_owned(),
         );
-    }
-    for (route, message) in snapshot.state.entries(ROUTE) {
-        if parse_hex::<RouteMessage>(message).is_ok_and(|route| replay::is_multipath(&route)) {
-            add(
-                format!("{name} is in the multipath route {route}, which a move would change"),
-                "remove the route, or give it one next hop: ip route replace".to_owned(),
-            );
-        }
     }
     // IPoIB has its own.
     if !link.is_infiniband()
@@ -110,21 +86,6 @@ pub fn obstacles(
     Ok(found)
 }
 
-/// The protocol of a packet socket that is bound to a link, by the text of `/proc/net/packet`. Pure.
-///
-/// Sockets that receive LLDP only are no obstacle: systemd-networkd has one on each link that it
-/// manages, and opens it again.
-fn packet_socket(sockets: &str, index: u32) -> Option<u16> {
-    const LLDP: u16 = 0x88cc;
-    let mut bound = sockets.lines().filter_map(|line| {
-        let mut fields = line.split_whitespace().skip(3);
-        let protocol = u16::from_str_radix(fields.next()?, 16).ok()?;
-        let of: u32 = fields.next()?.parse().ok()?;
-        (of == index).then_some(protocol)
-    });
-    bound.find(|protocol| *protocol != LLDP)
-}
-
 fn obstacle(what: String, remedy: impl AsRef<str>) -> Error {
     Error::new(Code::Policy, what).with_details(remedy)
 }
@@ -132,7 +93,7 @@ fn obstacle(what: String, remedy: impl AsRef<str>) -> Error {
 /// A pod would be without an address although the netdev has some. Pure.
 fn leased(snapshot: &Snapshot, addresses: Addresses) -> Option<Error> {
     let leased = snapshot.leased_addresses();
-    let lasting = snapshot.state.entries(ADDRESS).len() - leased.len();
+    let lasting = snapshot.state.config.addresses.len() - leased.len();
     let goes = addresses == Addresses::OfIpam || snapshot.static_addresses;
     if goes || leased.is_empty() || lasting > 0 {
         return None;
@@ -152,9 +113,8 @@ mod tests {
     use netlink_packet_route::address::{AddressAttribute, AddressMessage, CacheInfo};
 
     use super::*;
-    use crate::netdev::{display, snapshot::Message};
 
-    fn address(text: &str, valid: u32) -> (String, String) {
+    fn address(text: &str, valid: u32) -> AddressMessage {
         let mut message = AddressMessage::default();
         message.header.family = netlink_packet_route::AddressFamily::Inet;
         message.header.prefix_len = 24;
@@ -164,23 +124,7 @@ mod tests {
             AddressAttribute::Local(text.parse().unwrap()),
             AddressAttribute::CacheInfo(lifetime),
         ];
-        let message = Message::of(&message, display::address(&message));
-        (message.text, message.message)
-    }
-
-    #[test]
-    fn packet_sockets_of_other_links_and_for_lldp_are_no_obstacle() {
-        let sockets = "\
-sk               RefCnt Type Proto  Iface R Rmem   User   Inode
-00000000391faf33 3      3    88f7   3     1 0      0      22996228
-0000000004630554 3      3    0003   0     1 10880  0      22996229
-00000000391faf34 3      2    88cc   4     1 0      998    22996230
-";
-        assert_eq!(packet_socket(sockets, 3), Some(0x88f7));
-        assert_eq!(packet_socket(sockets, 4), None);
-        assert_eq!(packet_socket(sockets, 5), None);
-        let both = format!("{sockets}x 3 3 0003 4 1 0 0 1\n");
-        assert_eq!(packet_socket(&both, 4), Some(3));
+        message
     }
 
     #[test]
@@ -189,8 +133,8 @@ sk               RefCnt Type Proto  Iface R Rmem   User   Inode
             name: "ens1".into(),
             ..Snapshot::default()
         };
-        let set = |snapshot: &mut Snapshot, addresses: &[(String, String)]| {
-            snapshot.state.set(ADDRESS, addresses.to_vec());
+        let set = |snapshot: &mut Snapshot, addresses: &[AddressMessage]| {
+            snapshot.state.config.addresses = addresses.to_vec();
         };
         set(&mut snapshot, &[address("10.0.0.1", 600)]);
         let found = leased(&snapshot, Addresses::OfHost).unwrap();

@@ -5,6 +5,7 @@
 //! restored after that (an address that somebody else has now, a route whose gateway is gone) is a
 //! warning, never a reason to leave it behind.
 
+mod state;
 mod transfer;
 
 use std::{
@@ -17,9 +18,10 @@ use netlink::{
     Namespace,
     link::{self, Link},
 };
-use transfer::{find_on_host, is_gone, rename, take_out};
+pub(crate) use transfer::find_on_host;
+use transfer::{is_gone, rename, take_out};
 
-use super::{snapshot::Snapshot, state};
+use super::snapshot::Snapshot;
 
 /// How long a netdev may take to return from a namespace that is being torn down. The kernel
 /// returns it after two grace periods, with many namespaces one after the other.
@@ -38,14 +40,14 @@ pub struct Returned {
     pub is_misnamed: bool,
     /// Why a VF may have an attachment's settings still.
     pub vf_kept: Option<String>,
-    /// A macvlan or ipvlan stands on it, in whichever namespace.
+    /// A macvlan or ipvlan is on it, in whichever namespace.
     pub carries_child: bool,
     /// The hardware itself, or the virtual link, is gone; there is nothing to restore.
     pub hardware_gone: bool,
 }
 
 impl Returned {
-    /// What is refused is a warning.
+    /// A failure becomes a warning.
     pub(super) fn attempt(&mut self, done: netlink::Result<()>) {
         self.warnings.extend(done.err().map(|e| e.to_string()));
     }

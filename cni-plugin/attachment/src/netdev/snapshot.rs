@@ -8,81 +8,17 @@
 //! person who reads the journal.
 //!
 //! Queueing disciplines with their filters, which a change of namespaces destroys, multipath routes,
-//! which it changes, packet sockets of the host, and BPF programs, which would act in the pod, keep a netdev from
-//! being moved: [`super::obstacle`].
+//! which it changes, and BPF programs, which would act in the pod, keep a netdev from being moved: [`super::obstacle`].
 
 use std::path::Path;
 
-use netlink_packet_core::{DecodeError, Emitable, Parseable};
-use netlink_packet_route::{
-    AddressFamily, address::AddressMessage, neighbour::NeighbourMessage, route::RouteMessage,
-    rule::RuleMessage,
-};
+use netlink::{Name, Socket, clock, link::Link};
+use netlink_packet_route::{AddressFamily, address::AddressMessage};
 use serde::{Deserialize, Serialize};
 
 pub use super::identity::Identity;
-use super::{
-    display, replay,
-    state::{self, State},
-    vf::Vf,
-};
+use super::{display, replay, state::State, vf::Vf};
 use crate::interface::InterfaceConfig;
-use netlink::{Name, Socket, clock, link::Link};
-
-pub(super) fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        // Writing to a String does not fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
-}
-
-pub(super) fn of_hexadecimal(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes().chunks(2);
-    digits
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
-        .collect()
-}
-
-/// A kernel message and what it says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Message {
-    pub text: String,
-    /// The message's bytes in hexadecimal.
-    pub message: String,
-}
-
-impl Message {
-    pub(crate) fn of(body: &impl Emitable, text: String) -> Self {
-        let mut bytes = vec![0; body.buffer_len()];
-        body.emit(&mut bytes);
-        Message {
-            text,
-            message: hexadecimal(&bytes),
-        }
-    }
-
-    pub fn rule(rule: &RuleMessage) -> Self {
-        Message::of(rule, display::rule(rule))
-    }
-
-    /// The message again.
-    ///
-    /// # Errors
-    /// It is not what this program wrote.
-    pub fn parse<T: Parseable<[u8]>>(&self) -> Result<T, DecodeError> {
-        parse_hex(&self.message)
-    }
-}
-
-pub(super) fn parse_hex<T: Parseable<[u8]>>(message: &str) -> Result<T, DecodeError> {
-    let bytes = of_hexadecimal(message);
-    let bytes = bytes.ok_or_else(|| DecodeError::from("message is not hexadecimal"))?;
-    T::parse(&bytes)
-}
 
 /// A netdev with all its state in the host's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,23 +54,6 @@ impl Snapshot {
         })
     }
 
-    pub fn has_altname(&self, name: &Name) -> bool {
-        let text = name.to_string();
-        let mut altnames = self.state.entries(state::ALTNAME).iter();
-        altnames.any(|(altname, _)| *altname == text)
-    }
-
-    /// The MAC address that it had on the host.
-    pub fn mac(&self) -> &str {
-        let mac = self.state.entries(state::MAC).first();
-        mac.map_or("", |(_, mac)| mac)
-    }
-
-    fn parsed<T: Parseable<[u8]>>(&self, key: &str) -> Result<Vec<T>, DecodeError> {
-        let entries = self.state.entries(key).iter();
-        entries.map(|(_, message)| parse_hex(message)).collect()
-    }
-
     /// What a pod without an IPAM is given. Addresses with a lifetime stay with the host, unless
     /// they are static: what renews them, a DHCP client or the kernel, does not see the pod, and
     /// the lease may be somebody else's once it has ended. Routes and rules that are of no use
@@ -142,96 +61,84 @@ impl Snapshot {
     /// IPv6 link-local addresses the interface makes for itself again.
     ///
     /// `ifname` is its name in the pod.
-    ///
-    /// # Errors
-    /// The snapshot cannot be read, which the program that took it did not write.
-    pub fn given_to_pod(&self, ifname: &str) -> Result<InterfaceConfig, DecodeError> {
-        let mut all: Vec<AddressMessage> = self.parsed(state::ADDRESS)?;
+    pub fn given_to_pod(&self, ifname: &str) -> InterfaceConfig {
+        let mut given = self.state.config.clone();
+        given.sysctls.clear();
         if self.static_addresses {
-            all.iter_mut().for_each(replay::without_lifetime);
+            given
+                .addresses
+                .iter_mut()
+                .for_each(replay::without_lifetime);
         }
-        let (addresses, stay): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .partition(|address| replay::lifetime(address).is_none());
-        let mut routes: Vec<RouteMessage> = self.parsed(state::ROUTE)?;
-        routes.retain(|route| {
-            !replay::needs_one_of(route, &stay, &addresses) && !replay::has_nexthop_object(route)
+        let is_leased = |address: &mut AddressMessage| replay::lifetime(address).is_some();
+        let stay: Vec<AddressMessage> = given.addresses.extract_if(.., is_leased).collect();
+        given.routes.retain(|route| {
+            !replay::needs_one_of(route, &stay, &given.addresses)
+                && !replay::has_nexthop_object(route)
         });
-        let mut rules: Vec<RuleMessage> = self.parsed(state::RULE)?;
-        rules.retain(|rule| !replay::is_from_one_of(rule, &stay));
-        let is_made_again = |address: &&AddressMessage| {
-            address.header.family == AddressFamily::Inet6 && replay::is_link_local(address)
-        };
-        let addresses = addresses.iter().filter(|address| !is_made_again(address));
-        let (index, name) = (self.identity.index, self.name.to_string());
-        let routes = routes.iter().map(|route| replay::route(route, index, 0));
-        let rules = rules.iter().map(|rule| replay::rule(rule, &name, ifname));
-        let neighbours: Vec<NeighbourMessage> = self.parsed(state::NEIGHBOUR)?;
-        Ok(InterfaceConfig {
-            addresses: addresses.map(|a| replay::address_elsewhere(a, 0)).collect(),
-            routes: routes.collect(),
-            rules: rules.collect(),
-            neighbours: neighbours.iter().map(|n| replay::neighbour(n, 0)).collect(),
-            ..InterfaceConfig::default()
-        })
+        given
+            .rules
+            .retain(|rule| !replay::is_from_one_of(rule, &stay));
+        let name = self.name.to_string();
+        for rule in &mut given.rules {
+            *rule = replay::rule(rule, &name, ifname);
+        }
+        given.addresses.retain(|address| {
+            address.header.family != AddressFamily::Inet6 || !replay::is_link_local(address)
+        });
+        for address in &mut given.addresses {
+            *address = replay::address_elsewhere(address, 0);
+        }
+        given
     }
 
     /// The addresses that have a lifetime, as text.
-    pub fn leased_addresses(&self) -> Vec<&str> {
-        let is_leased = |(_, message): &&(String, String)| {
-            let address = parse_hex::<AddressMessage>(message);
-            address.is_ok_and(|address| replay::lifetime(&address).is_some())
-        };
-        let addresses = self.state.entries(state::ADDRESS).iter();
-        let leased = addresses.filter(is_leased);
-        leased.map(|(text, _)| text.as_str()).collect()
+    pub fn leased_addresses(&self) -> Vec<String> {
+        let all = self.state.config.addresses.iter();
+        let leased = all.filter(|address| replay::lifetime(address).is_some());
+        leased.map(display::address).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use netlink_packet_route::address::AddressAttribute;
 
-    fn entry(message: Message) -> (String, String) {
-        (message.text, message.message)
-    }
+    use super::*;
 
     #[test]
     fn a_snapshot_is_read_as_it_was_written() {
-        let mut route = RouteMessage::default();
-        route.header.table = 254;
-        route.attributes = vec![netlink_packet_route::route::RouteAttribute::Oif(5)];
-        let mut state = State::default();
-        let written = Message::of(&route, display::route(&route));
-        state.set(state::ROUTE, vec![entry(written)]);
+        let mut address = AddressMessage::default();
+        address.header.family = AddressFamily::Inet;
+        address.attributes = vec![AddressAttribute::Local([10, 0, 0, 1].into())];
         let snapshot = Snapshot {
-            identity: Identity {
-                index: 5,
-                ..Identity::default()
+            name: Name::from(b"\xff"),
+            state: State {
+                mac: "02:00:00:00:00:01".parse().ok(),
+                mtu: 9000,
+                altnames: vec!["enp1s0".into()],
+                ipoib_mode: [(2, vec![1, 0])].into(),
+                families: ["ipv4".to_owned()].into(),
+                config: InterfaceConfig {
+                    addresses: vec![address],
+                    ..InterfaceConfig::default()
+                },
+                ..State::default()
             },
-            name: "eth1".into(),
-            state,
             ..Snapshot::default()
         };
         let text = serde_json::to_string(&snapshot).unwrap();
-        let read: Snapshot = serde_json::from_str(&text).unwrap();
-        assert_eq!(read, snapshot);
-        let given = read.given_to_pod("net1").unwrap();
-        assert_eq!(given.routes, [replay::route(&route, 5, 0)]);
-        let damaged = Message {
-            text: String::new(),
-            message: "zz".into(),
-        };
-        assert!(damaged.parse::<RouteMessage>().is_err());
+        assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);
+        let damaged = text.replace("9000", "\"9000\"");
+        assert!(serde_json::from_str::<Snapshot>(&damaged).is_err());
     }
 
     #[test]
     fn what_an_administrator_set_for_good_goes_along_and_a_lease_stays() {
         use netlink_packet_route::{
-            AddressFamily,
-            address::{AddressAttribute, CacheInfo},
-            route::{RouteAddress, RouteAttribute},
-            rule::RuleAttribute,
+            address::CacheInfo,
+            route::{RouteAddress, RouteAttribute, RouteMessage},
+            rule::{RuleAttribute, RuleMessage},
         };
         let address = |text: &str, valid| {
             let mut message = AddressMessage::default();
@@ -266,19 +173,20 @@ mod tests {
                 [10, 1, 0, 1].into(),
             ))),
         ];
-        let mut state = State::default();
-        let of_addresses = addresses
-            .iter()
-            .map(|a| Message::of(a, display::address(a)));
-        state.set(state::ADDRESS, of_addresses.map(entry).collect());
-        let of_routes = routes.iter().map(|r| Message::of(r, display::route(r)));
-        state.set(state::ROUTE, of_routes.map(entry).collect());
-        state.set(state::RULE, vec![entry(Message::rule(&rule))]);
+        let config = InterfaceConfig {
+            addresses: addresses.to_vec(),
+            routes: routes.to_vec(),
+            rules: vec![rule],
+            ..InterfaceConfig::default()
+        };
         let snapshot = Snapshot {
-            state,
+            state: State {
+                config,
+                ..State::default()
+            },
             ..Snapshot::default()
         };
-        let given = snapshot.given_to_pod("net1").unwrap();
+        let given = snapshot.given_to_pod("net1");
         assert_eq!(
             given.addresses,
             [replay::address_elsewhere(&addresses[0], 0)]

@@ -49,7 +49,7 @@ pub struct VfSettings {
     pub trust: Option<bool>,
     pub spoof_check: Option<bool>,
     pub vlan: Option<Vlan>,
-    /// In Mb/s; 0 is no limit. The kernel sets both rates together.
+    /// In Mb/s; 0 means unlimited. The kernel sets both rates together.
     pub min_tx_rate: Option<u32>,
     pub max_tx_rate: Option<u32>,
     pub link_state: Option<LinkState>,
@@ -104,24 +104,19 @@ pub fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// What of the wanted settings a VF does not have now. Pure.
-pub fn difference(now: &VfSettings, wanted: &VfSettings) -> VfSettings {
-    fn differing<T: Clone + PartialEq>(now: &Option<T>, wanted: &Option<T>) -> Option<T> {
-        wanted.clone().filter(|_| now != wanted)
-    }
-    let rate = |of: &VfSettings| (of.min_tx_rate, of.max_tx_rate);
-    let has_rate = rate(now) == rate(wanted);
-    VfSettings {
-        trust: differing(&now.trust, &wanted.trust),
-        spoof_check: differing(&now.spoof_check, &wanted.spoof_check),
-        vlan: differing(&now.vlan, &wanted.vlan),
-        min_tx_rate: wanted.min_tx_rate.filter(|_| !has_rate),
-        max_tx_rate: wanted.max_tx_rate.filter(|_| !has_rate),
-        link_state: differing(&now.link_state, &wanted.link_state),
-        mac: differing(&now.mac, &wanted.mac),
-        node_guid: differing(&now.node_guid, &wanted.node_guid),
-        port_guid: differing(&now.port_guid, &wanted.port_guid),
-    }
+/// One setting as text, and as the kernel is asked for it.
+type Request = (String, VfInfo);
+
+/// What of the wanted settings of a VF differs from what it has now. Pure.
+fn difference(now: &VfSettings, wanted: &VfSettings, vf: u32) -> Vec<Request> {
+    let (now, mut differing) = (now.requests(vf), wanted.requests(vf));
+    differing.retain(|request| !now.contains(request));
+    differing
+}
+
+fn text_of(requests: &[Request]) -> String {
+    let texts: Vec<&str> = requests.iter().map(|(text, _)| text.as_str()).collect();
+    texts.join(", ")
 }
 
 impl VfSettings {
@@ -169,7 +164,7 @@ impl VfSettings {
     }
 
     /// What the kernel is asked for, each with its text, in the order in which it is set. Pure.
-    fn requests(&self, vf: u32) -> Vec<(String, VfInfo)> {
+    fn requests(&self, vf: u32) -> Vec<Request> {
         let mut all = Vec::new();
         let mut ask = |text: String, info| all.push((text, info));
         if let Some(on) = self.trust {
@@ -221,8 +216,7 @@ impl VfSettings {
 
 impl Display for VfSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let texts = self.requests(0).into_iter().map(|(text, _)| text);
-        f.write_str(&texts.collect::<Vec<_>>().join(", "))
+        f.write_str(&text_of(&self.requests(0)))
     }
 }
 
@@ -271,7 +265,7 @@ impl Vf {
             return Err(netlink::Error::call(what, io::ErrorKind::NotFound));
         };
         let guids = self.set.guids();
-        for request in difference(&guids, &self.set).requests(self.number) {
+        for request in difference(&guids, &self.set, self.number) {
             self.set(socket, &pf, request)?;
         }
         if !guids.is_empty() {
@@ -288,13 +282,14 @@ impl Vf {
     }
 
     /// What the attachment set and the VF does not have; none while the PF has no netdev on the host.
-    pub fn check(&self, host: &Host, socket: &mut Socket) -> netlink::Result<Option<VfSettings>> {
+    pub fn check(&self, host: &Host, socket: &mut Socket) -> netlink::Result<Option<String>> {
         if self.set.is_empty() {
             return Ok(None);
         }
         let now = self.now(host, socket)?;
-        let unset = now.map(|(_, now)| difference(&now, &self.set));
-        Ok(unset.filter(|unset| !unset.is_empty()))
+        let unset = now.map(|(_, now)| difference(&now, &self.set, self.number));
+        let unset = unset.filter(|unset| !unset.is_empty());
+        Ok(unset.map(|unset| text_of(&unset)))
     }
 
     /// Whether a change of GUIDs was cut off.
@@ -318,7 +313,9 @@ impl Vf {
             return Ok(false);
         };
         let guids = self.before.guids();
-        if difference(&now, &guids).is_empty() && !self.lacks_driver(&host.sys, address) {
+        if difference(&now, &guids, self.number).is_empty()
+            && !self.lacks_driver(&host.sys, address)
+        {
             return Ok(false);
         }
         self.renew(&host.sys, socket, &pf, address, &guids)?;
@@ -327,7 +324,7 @@ impl Vf {
 
     /// Restores what the VF may do: all but its address, which it may then set itself. One that the PF
     /// sets for it it could not change again before its driver is loaded anew
-    /// (`igb_ndo_set_vf_mac`); an address of zeros ends that. What is refused is for [`Vf::undo`].
+    /// (`igb_ndo_set_vf_mac`); an address of zeros ends that. [`Vf::undo`] reports what cannot be restored.
     pub fn restore_rights(&self, host: &Host, socket: &mut Socket) {
         drop(self.restore(host, socket, &self.rights()));
     }
@@ -349,18 +346,28 @@ impl Vf {
         }
         let kept = match self.now(host, socket) {
             Ok(Some((_, now))) => self.kept_of(&now),
-            Ok(None) => self.set.clone(),
+            Ok(None) => self.set.requests(self.number),
             Err(e) => return (refused, Some(e.to_string())),
         };
-        let why = || format!("{kept} was not restored: {}", refused.join("; "));
+        let why = || {
+            format!(
+                "{} was not restored: {}",
+                text_of(&kept),
+                refused.join("; ")
+            )
+        };
         let kept = (!kept.is_empty()).then(why);
         (refused, kept)
     }
 
     /// What the attachment changed and the VF still has. Pure.
-    fn kept_of(&self, now: &VfSettings) -> VfSettings {
-        let changed = difference(&self.before, &self.set);
-        difference(&difference(now, &changed), &changed)
+    fn kept_of(&self, now: &VfSettings) -> Vec<Request> {
+        let (now, mut kept) = (
+            now.requests(self.number),
+            difference(&self.before, &self.set, self.number),
+        );
+        kept.retain(|request| now.contains(request));
+        kept
     }
 
     fn restore(
@@ -376,7 +383,7 @@ impl Vf {
                 self.pf, self.number
             )]);
         };
-        let requests = difference(&now, wanted).requests(self.number).into_iter();
+        let requests = difference(&now, wanted, self.number).into_iter();
         let refused = requests.filter_map(|request| self.set(socket, &pf, request).err());
         Ok(refused.map(|e| e.to_string()).collect())
     }
@@ -423,12 +430,7 @@ impl Vf {
         Ok(found.and_then(|(pf, reported)| Some((pf, VfSettings::of(&reported?)))))
     }
 
-    fn set(
-        &self,
-        socket: &mut Socket,
-        pf: &Link,
-        (text, info): (String, VfInfo),
-    ) -> netlink::Result<()> {
+    fn set(&self, socket: &mut Socket, pf: &Link, (text, info): Request) -> netlink::Result<()> {
         let what = format_args!("set VF {} of {}: {text}", self.number, pf.name);
         link::set(socket, what, pf.index, vec![attribute(info)])
     }
@@ -550,17 +552,16 @@ mod tests {
             .map(|(_, info)| info)
             .collect();
         assert_eq!(VfSettings::of(&infos), all());
-        assert_eq!(difference(&VfSettings::default(), &all()), all());
-        assert!(difference(&all(), &all()).is_empty());
-        assert!(difference(&all(), &VfSettings::default()).is_empty());
+        let nothing = VfSettings::default();
+        assert_eq!(difference(&nothing, &all(), 3), all().requests(3));
+        assert!(difference(&all(), &all(), 3).is_empty());
+        assert!(difference(&all(), &nothing, 3).is_empty());
         let slower = VfSettings {
             max_tx_rate: Some(1000),
             ..all()
         };
-        assert_eq!(
-            difference(&all(), &slower).to_string(),
-            "rate 100 to 1000 Mb/s"
-        );
+        let differing = text_of(&difference(&all(), &slower, 3));
+        assert_eq!(differing, "rate 100 to 1000 Mb/s");
     }
 
     #[test]
@@ -589,7 +590,7 @@ mod tests {
         };
         let mut vf = vf(settings(false));
         vf.plan(&settings(true));
-        assert_eq!(vf.kept_of(&settings(true)).to_string(), "trust on");
+        assert_eq!(text_of(&vf.kept_of(&settings(true))), "trust on");
         assert!(vf.kept_of(&settings(false)).is_empty());
         assert!(vf.kept_of(&VfSettings::default()).is_empty());
     }

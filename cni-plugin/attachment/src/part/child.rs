@@ -96,6 +96,7 @@ cni_wire::words! {
 }
 
 cni_wire::words! {
+    /// In the order of the kernel's numbers.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub enum IpvlanMode {
         #[default]
@@ -106,6 +107,7 @@ cni_wire::words! {
 }
 
 cni_wire::words! {
+    /// In the order of the kernel's numbers.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum IpoibMode {
         Datagram = "datagram",
@@ -123,7 +125,7 @@ impl ChildLink {
         }
     }
 
-    /// As the kernel is told (`IFLA_LINKINFO`).
+    /// For a request to the kernel (`IFLA_LINKINFO`).
     fn info(self) -> Vec<LinkInfo> {
         let (kind, data) = match self {
             ChildLink::Macvlan {
@@ -141,29 +143,17 @@ impl ChildLink {
                 (InfoKind::MacVlan, InfoData::MacVlan(data))
             }
             ChildLink::Ipvlan { mode } => {
-                let mode = match mode {
-                    IpvlanMode::L2 => IpVlanMode::L2,
-                    IpvlanMode::L3 => IpVlanMode::L3,
-                    IpvlanMode::L3s => IpVlanMode::L3S,
-                };
-                (
-                    InfoKind::IpVlan,
-                    InfoData::IpVlan(vec![InfoIpVlan::Mode(mode)]),
-                )
+                let mode = InfoIpVlan::Mode(IpVlanMode::from(mode as u16));
+                (InfoKind::IpVlan, InfoData::IpVlan(vec![mode]))
             }
             ChildLink::Ipoib {
                 pkey,
                 mode,
                 user_multicast,
             } => {
-                use netlink_packet_route::link::IpoibMode as Mode;
-                let mode = match mode {
-                    IpoibMode::Datagram => Mode::Datagram,
-                    IpoibMode::Connected => Mode::Connected,
-                };
                 let data = vec![
                     InfoIpoib::Pkey(pkey),
-                    InfoIpoib::Mode(mode),
+                    InfoIpoib::Mode((mode as u16).into()),
                     InfoIpoib::UmCast(user_multicast.into()),
                 ];
                 (InfoKind::Ipoib, InfoData::Ipoib(data))
@@ -229,14 +219,7 @@ impl Child {
             }
         };
         // The driver of IPoIB gives a new child an MTU by its mode, whatever was asked for.
-        if let Some(mtu) = self.interface.mtu.filter(|mtu| *mtu != made.mtu) {
-            let change = Change {
-                mtu: Some(mtu),
-                ..Change::default()
-            };
-            let what = format_args!("set MTU {mtu} of {name}");
-            link::change(inside, what, made.index, &change)?;
-        }
+        self.interface.set(inside, &made, self.interface.mtu)?;
         Ok(made)
     }
 

@@ -21,7 +21,6 @@ use crate::{
         identity::LinkScope,
         restore::{self, Returned},
         snapshot::Snapshot,
-        state::IPOIB_MODE,
     },
     node::{HostNetns, Node},
     rdma::{self, DeviceNodes},
@@ -61,7 +60,7 @@ pub enum Defect {
 impl Move {
     /// Sets what the network asks of a VF. Returns the netdev as it is on the host then.
     pub(crate) fn apply_vf(&self, node: &mut Node, nodes: DeviceNodes) -> Result<Link, Error> {
-        let link = self.on_host(&mut node.netns.socket)?;
+        let link = self.on_host(node)?;
         vf::apply(node, &self.host, link, nodes)
     }
 
@@ -70,16 +69,14 @@ impl Move {
     ///
     /// # Errors
     /// Code 11: it is not there.
-    pub(crate) fn on_host(&self, host: &mut Socket) -> Result<Link, Error> {
-        let identity = &self.host.identity;
-        let is_it = |link: &Link| {
-            let found = identity.find(std::slice::from_ref(link), LinkScope::Host);
-            matches!(found, Ok(Some(_)))
-        };
-        if let Some(link) = link::get(host, By::Index(identity.index))?.filter(is_it) {
-            return Ok(link);
+    pub(crate) fn on_host(&self, node: &mut Node) -> Result<Link, Error> {
+        let socket = &mut node.netns.socket;
+        let same = link::get(socket, By::Index(self.host.identity.index))?;
+        let mut found = restore::find_on_host(node, &self.host, same.as_slice())?.cloned();
+        if found.is_none() {
+            let links = link::list(&mut node.netns.socket)?;
+            found = restore::find_on_host(node, &self.host, &links)?.cloned();
         }
-        let found = link::list(host)?.into_iter().find(is_it);
         found.ok_or_else(|| {
             let what = format!("{} left the host meanwhile", self.host.name);
             Error::new(Code::TryAgain, what)
@@ -105,29 +102,17 @@ impl Move {
             true => self.take_anew(host, pod, inside)?,
             false => self.transfer(host, pod, inside, nic)?,
         };
-        let Interface { name, mtu, mac, .. } = &self.interface;
-        let mut mtu = *mtu;
+        let mut mtu = self.interface.mtu;
         if is_anew {
             // It has the driver's mode, and with that another MTU.
-            let mode = nic.info.iter();
-            for (number, value) in mode.filter(|(number, _)| IPOIB_MODE.contains(number)) {
-                let what = format_args!("set the mode of {name}");
+            for (number, value) in &self.host.state.ipoib_mode {
+                let what = format_args!("set the mode of {}", self.interface.name);
                 link::set_info(inside, what, moved.index, "ipoib", (*number, value))?;
             }
             mtu = mtu.or(Some(nic.mtu));
         }
-        // A VF may have it by its PF.
-        let mac = mac.as_ref().map(hca::MacAddress::bytes);
-        let mac = mac.filter(|mac| moved.mac != *mac);
-        if mtu.is_some() || mac.is_some() {
-            let change = Change {
-                mtu,
-                mac,
-                ..Change::default()
-            };
-            let what = format_args!("set MTU and MAC of {name}");
-            link::change(inside, what, moved.index, &change)?;
-        }
+        // A VF may have its MAC address by its PF.
+        self.interface.set(inside, &moved, mtu)?;
         Ok(moved)
     }
 
@@ -215,16 +200,11 @@ impl Move {
     ) -> Result<Returned, Error> {
         let identity = &self.host.identity;
         let _lock = node.journal.lock(identity)?;
-        match node.journal.claim(identity)? {
-            Some(claim) if claim.owner == key.as_str() => {}
-            Some(_) => return Ok(Returned::default()),
-            // Not claimed, or the claim was cut off: it was never moved.
-            None => {
-                node.journal.release(identity)?;
-                return Ok(Returned::default());
-            }
+        match node.journal.claimant(identity)? {
+            Some(owner) if owner == *key => self.give_back(node, pod, timeout),
+            // It was never moved, or is another attachment's by now.
+            _ => Ok(Returned::default()),
         }
-        self.give_back(node, pod, timeout)
     }
 
     /// Returns the netdev, which an orphaned attachment left, for another one. Call with its lock held.
@@ -240,7 +220,7 @@ impl Move {
         }
     }
 
-    /// RDMA devices first: netdevs of InfiniBand stand on them.
+    /// RDMA devices first: netdevs of InfiniBand are on them.
     fn give_back(
         &self,
         node: &mut Node,
@@ -261,8 +241,8 @@ impl Move {
     pub(crate) fn disown(&self, node: &Node, key: &Key) -> Result<(), Error> {
         let identity = &self.host.identity;
         let _lock = node.journal.lock(identity)?;
-        match node.journal.claim(identity)? {
-            Some(claim) if claim.owner == key.as_str() => node.journal.release(identity),
+        match node.journal.claimant(identity)? {
+            Some(owner) if owner == *key => node.journal.release(identity),
             _ => Ok(()),
         }
     }

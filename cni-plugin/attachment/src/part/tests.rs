@@ -338,12 +338,12 @@ fn claimed(machine: &mut Machine) -> Move {
         returned: None,
     };
     let identity = &moved.host.identity;
-    machine.node.journal.take(identity, &key(), "b").unwrap();
+    machine.node.journal.take(identity, &key()).unwrap();
     moved
 }
 
 fn apply_move(machine: &mut Machine, moved: &Move) -> Result<Link, Error> {
-    let nic = moved.on_host(&mut machine.node.netns.socket)?;
+    let nic = moved.on_host(&mut machine.node)?;
     moved.apply(
         &mut machine.node.netns,
         &machine.pod,
@@ -385,6 +385,8 @@ fn a_nic_returns_with_name_index_and_mtu_whatever_the_pod_did() {
     apply_move(&mut machine, &moved).unwrap();
     let changed = Change {
         mtu: Some(1280),
+        mac: Some(&[2, 0, 0, 0, 0, 9]),
+        alias: Some(b"evil"),
         ..Change::name(b"evil")
     };
     link::change(&mut machine.inside, "change", NIC, &changed).unwrap();
@@ -396,6 +398,7 @@ fn a_nic_returns_with_name_index_and_mtu_whatever_the_pod_did() {
     assert_eq!(returned.defect(), None, "{returned:?}");
     let home = machine.kernel.link("host", "ens1f0");
     assert_eq!((home.index, home.mtu), (NIC, 9000));
+    assert_eq!((home.mac, home.alias), (nic(1).mac, None));
     assert_eq!(machine.names(true), ["lo"]);
     let count = machine.kernel.changes().len();
     // The claim is released: the NIC can be another attachment's.

@@ -1,4 +1,4 @@
-//! What a link stands on.
+//! Which link is below a link.
 
 use super::Link;
 use crate::attribute;
@@ -16,7 +16,7 @@ impl Link {
         attribute::number(self.info.get(&IFLA_VXLAN_LINK)?)
     }
 
-    /// Whether it stands on the link with index `below` of its own namespace.
+    /// Whether the link with index `below` of its own namespace is below it.
     pub fn stands_on(&self, below: u32) -> bool {
         let kind = self.kind.as_ref().map(ToString::to_string);
         let on = match kind.as_deref() {
@@ -64,7 +64,7 @@ mod tests {
         assert!(here.stands_on(2));
         assert!(!here.stands_on(3));
         assert!(!link(7, "ipvlan", Some(2), Some(0)).stands_on(2));
-        // A port of a switch stands on the NIC that it sends through (`dsa_user_get_iflink()`).
+        // Below a port of a switch is the NIC that it sends through (`dsa_user_get_iflink()`).
         let port = Link { kind: None, ..here };
         assert!(port.stands_on(2));
     }

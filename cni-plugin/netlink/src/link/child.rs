@@ -20,7 +20,7 @@ pub struct NewLink<'a> {
     pub kind: &'static str,
     /// Kind and options.
     pub info: Vec<LinkInfo>,
-    /// Index of the link it stands on.
+    /// Index of the link that it is on.
     pub parent: u32,
     /// The number by which the socket's namespace knows the parent's; none when they are one.
     pub parent_netns: Option<i32>,
@@ -64,13 +64,8 @@ pub fn create(socket: &mut Socket, new: &NewLink<'_>) -> Result<Option<Link>> {
     let message = message(new.index, attributes);
     let what = format_args!("create {} {}", new.kind, new.name);
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_ECHO;
-    let mut link = None;
-    socket.ask(what, RTM_NEWLINK, flags, &message, |payload| {
-        link = Some(Link::parse(payload)?);
-        Ok(())
-    })?;
     // Kernels before 6.2 do not echo the new link.
-    match link {
+    match socket.ask(what, RTM_NEWLINK, flags, &message, Link::parse)? {
         None => get(socket, By::Name(name)),
         link => Ok(link),
     }
@@ -79,7 +74,7 @@ pub fn create(socket: &mut Socket, new: &NewLink<'_>) -> Result<Option<Link>> {
 /// Whether an Ethernet link of the socket's namespace carries a macvlan, an ipvlan or a `macsec` link, in
 /// whichever namespace that is, up or down. A VLAN does not count.
 ///
-/// Asks for a macvlan of mode passthru, which stands on a link alone: EINVAL beside another macvlan
+/// Asks for a macvlan of mode passthru, which a link can have alone: EINVAL beside another macvlan
 /// (`macvlan_common_newlink()`), EBUSY where another kind has the link's handler of received frames
 /// (`netdev_rx_handler_register()`). On a link without a child the kernel refuses the name, which it
 /// looks at last (`register_netdevice()`). So nothing is made, and nobody is notified.
@@ -100,7 +95,7 @@ pub fn carries_child(socket: &mut Socket, link: &Link) -> Result<bool> {
         LinkAttribute::LinkInfo(passthru),
     ];
     let message = message(unused, attributes);
-    let what = format_args!("ask whether a child stands on {}", link.name);
+    let what = format_args!("ask whether {} has a child", link.name);
     match socket.request(what, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &message) {
         Err(e) if e.is(libc::EEXIST) => Ok(false),
         Err(e) if e.is(libc::EINVAL) => Ok(true),

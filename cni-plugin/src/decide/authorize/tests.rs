@@ -8,7 +8,7 @@ use node::pattern::Pattern;
 use node::policy::{Allow, Policy, Selector};
 
 use super::*;
-use crate::facts::{MovableState, RdmaOnly};
+use crate::facts::{Movable, MovableState, RdmaOnly};
 use crate::rdma::MovableRdma;
 
 fn nic() -> HostLink {
@@ -31,17 +31,15 @@ fn nic() -> HostLink {
 fn asked(
     found: &Found,
     config: &Config,
-    moves_rdma: bool,
     allow: &Allow,
     hcas: Option<&[&str]>,
 ) -> Result<(), Error> {
-    with_exclusive(found, config, moves_rdma, allow, hcas, &[])
+    with_exclusive(found, config, allow, hcas, &[])
 }
 
 fn with_exclusive(
     found: &Found,
     config: &Config,
-    moves_rdma: bool,
     allow: &Allow,
     hcas: Option<&[&str]>,
     exclusive: &[&str],
@@ -61,20 +59,15 @@ fn with_exclusive(
         allocated,
         ..Facts::without_pod(&policy, Path::new("/etc/policy.json"))
     };
-    let asked = Asked {
-        config,
-        found,
-        moves_rdma,
-    };
     assert_eq!(
         hcas.is_none(),
-        by_policy(asked, &facts).is_err() || !needs_allocation(asked, &facts),
+        by_policy(config, found, &facts).is_err() || !needs_allocation(config, found, &facts),
         "whether the kubelet is asked"
     );
     if let Some(denied) = by_policy_alone(config, &facts).into_iter().next() {
         return Err(denied);
     }
-    authorize(asked, &facts)
+    authorize(config, found, &facts)
 }
 
 fn macvlan(host: &HostLink) -> Found {
@@ -82,7 +75,7 @@ fn macvlan(host: &HostLink) -> Found {
 }
 
 fn ask(host: &HostLink, allow: &Allow) -> Result<(), Error> {
-    asked(&macvlan(host), &Config::default(), false, allow, None)
+    asked(&macvlan(host), &Config::default(), allow, None)
 }
 
 #[test]
@@ -196,7 +189,7 @@ fn movable(link: HostLink) -> Found {
 }
 
 fn move_it(nic: HostLink, allow: &Allow, hcas: Option<&[&str]>) -> Result<(), Error> {
-    asked(&movable(nic), &Config::default(), false, allow, hcas)
+    asked(&movable(nic), &Config::default(), allow, hcas)
 }
 
 #[test]
@@ -224,7 +217,7 @@ fn a_netdev_is_moved_for_the_pod_that_has_its_hca() {
 }
 
 #[test]
-fn what_others_stand_on_is_not_moved() {
+fn a_netdev_with_upper_links_is_not_moved() {
     let all = Allow {
         unallocated: true,
         non_rdma: true,
@@ -235,13 +228,17 @@ fn what_others_stand_on_is_not_moved() {
     };
     let nic = Found::Move(Box::new(Movable {
         link: hardware(),
-        dependent: Some("vxlan vx0 stands on it".into()),
+        dependent: Some("vxlan vx0 is on it".into()),
         state: Ok(MovableState::default()),
     }));
-    let denied = asked(&nic, &Config::default(), false, &all, None).unwrap_err();
-    assert!(denied.msg.ends_with(": vxlan vx0 stands on it"), "{denied}");
-    assert!(denied.details.contains("remove that first"), "{denied}");
+    let denied = asked(&nic, &Config::default(), &all, None).unwrap_err();
+    assert!(denied.msg.ends_with(": vxlan vx0 is on it"), "{denied}");
+    assert!(denied.details.contains("remove it first"), "{denied}");
     ask(&hardware(), &all).unwrap();
+    // Whose link it is says nothing to a pod that does not have the HCA.
+    let hcas: &[&str] = &["0000:3b:00.3"];
+    let denied = asked(&nic, &Config::default(), &Allow::default(), Some(hcas)).unwrap_err();
+    assert!(!denied.msg.contains("vx0"), "{denied}");
 }
 
 #[test]
@@ -310,9 +307,8 @@ fn passthru_needs_its_key_and_the_hca() {
         ..Config::default()
     };
     let default = Allow::default();
-    let passthru = |allow: &Allow, hcas: &[&str]| {
-        asked(&macvlan(&hardware()), &config, false, allow, Some(hcas))
-    };
+    let passthru =
+        |allow: &Allow, hcas: &[&str]| asked(&macvlan(&hardware()), &config, allow, Some(hcas));
     let denied = passthru(&default, &["0000:3b:00.2"]).unwrap_err();
     assert!(denied.details.contains("allow.passthru"), "{denied}");
     let allow = Allow {
@@ -331,7 +327,7 @@ fn a_vf_setting_needs_the_policy() {
     let mut allow = Allow::default();
     let ask = |allow: &Allow| {
         let hcas: &[&str] = &["0000:3b:00.2"];
-        asked(&movable(hardware()), &config, false, allow, Some(hcas))
+        asked(&movable(hardware()), &config, allow, Some(hcas))
     };
     let denied = ask(&allow).unwrap_err();
     assert!(denied.msg.contains("0200:0000:0000:0008"), "{denied}");
@@ -354,7 +350,7 @@ fn a_child_is_in_a_partition_that_the_policy_lists() {
             pkey: Some(pkey),
             ..Config::default()
         };
-        asked(&child, &config, false, allow, None)
+        asked(&child, &config, allow, None)
     };
     let listed = Allow {
         pkeys: Some(vec![0x8001, 0x0002]),
@@ -376,21 +372,14 @@ fn an_exclusive_netdev_is_a_master_for_its_own_pod_only() {
     let child = |hcas: &[&str]| {
         let found = macvlan(&hardware());
         let exclusive = ["0000:3b:00.2"];
-        with_exclusive(
-            &found,
-            &Config::default(),
-            false,
-            &default,
-            Some(hcas),
-            &exclusive,
-        )
+        with_exclusive(&found, &Config::default(), &default, Some(hcas), &exclusive)
     };
     assert!(child(&["0000:3b:00.3"]).is_err());
     child(&["0000:3b:00.2"]).unwrap();
 }
 
-/// The RDMA device `mlx5_2` of an HCA, with these netdevs.
-fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Found {
+/// The RDMA device `mlx5_2` of an HCA, with these netdevs, which leaves the host or is only reported.
+fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>, leaves: bool) -> Found {
     let dir = tempfile::tempdir().unwrap();
     let tree = Tree::new(dir.path());
     tree.rdma(&RdmaSpec {
@@ -398,52 +387,46 @@ fn rdma_only(hca: Option<&str>, netdevs: Vec<HostLink>) -> Found {
         ..RdmaSpec::default()
     });
     Found::RdmaOnly(Box::new(RdmaOnly {
-        interface: None,
         devices: vec![RdmaTarget {
             device: hca::rdma::read(&tree.host(), "mlx5_2").unwrap(),
             hca: hca.map(|hca| hca.parse().unwrap()),
             netdevs,
         }],
-        mode: None,
-        rdma: Ok(MovableRdma::default()),
+        moving: leaves.then(|| Ok(MovableRdma::default())),
     }))
 }
 
 #[test]
 fn only_rdma_devices_that_leave_need_an_allocation() {
-    let device = |hca: Option<&str>| rdma_only(hca, Vec::new());
-    let default = Allow::default();
-    asked(&device(None), &Config::default(), false, &default, None).unwrap();
-    let ask =
-        |found: &Found, hcas: &[&str]| asked(found, &Config::default(), true, &default, Some(hcas));
-    ask(&device(Some("0000:3b:00.2")), &["0000:3b:00.2"]).unwrap();
-    assert!(ask(&device(Some("0000:3b:00.2")), &[]).is_err());
-    let denied = ask(&device(None), &["0000:3b:00.2"]).unwrap_err();
+    let device = |hca: Option<&str>, leaves| rdma_only(hca, Vec::new(), leaves);
+    let (default, config) = (Allow::default(), Config::default());
+    asked(&device(None, false), &config, &default, None).unwrap();
+    let ask = |hca, hcas: &[&str]| asked(&device(hca, true), &config, &default, Some(hcas));
+    ask(Some("0000:3b:00.2"), &["0000:3b:00.2"]).unwrap();
+    assert!(ask(Some("0000:3b:00.2"), &[]).is_err());
+    let denied = ask(None, &["0000:3b:00.2"]).unwrap_err();
     assert!(denied.msg.contains("is not an RDMA device"), "{denied}");
 }
 
 #[test]
 fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
-    let of = |netdevs: Vec<HostLink>| rdma_only(Some("0000:3b:00.2"), netdevs);
-    let ask = |found: &Found, leaves: bool, allow: &Allow, is_asked: bool| {
+    let of = |netdevs: Vec<HostLink>, leaves| rdma_only(Some("0000:3b:00.2"), netdevs, leaves);
+    let ask = |found: &Found, allow: &Allow, is_asked: bool| {
         let hcas: &[&str] = &["0000:3b:00.2"];
-        asked(
-            found,
-            &Config::default(),
-            leaves,
-            allow,
-            is_asked.then_some(hcas),
-        )
+        asked(found, &Config::default(), allow, is_asked.then_some(hcas))
     };
     let default = Allow::default();
-    let uplink = of(vec![HostLink {
-        uplink: Some("it carries the default route".into()),
-        ..hardware()
-    }]);
-    let denied = ask(&uplink, true, &default, false).unwrap_err();
+    let uplink = |leaves| {
+        let netdev = HostLink {
+            uplink: Some("it carries the default route".into()),
+            ..hardware()
+        };
+        of(vec![netdev], leaves)
+    };
+    let denied = ask(&uplink(true), &default, false).unwrap_err();
     assert!(denied.msg.contains("default route"), "{denied}");
-    ask(&uplink, false, &default, false).unwrap();
-    ask(&of(vec![hardware()]), true, &default, true).unwrap();
+    ask(&uplink(false), &default, false).unwrap();
+    ask(&of(vec![hardware()], true), &default, true).unwrap();
 
     let only = |name: &str| Allow {
         netdevs: Some(vec![Selector {
@@ -452,8 +435,9 @@ fn an_rdma_device_that_leaves_takes_its_netdevs_so_their_rules_hold() {
         }]),
         ..Allow::default()
     };
-    ask(&of(vec![]), true, &only("mlx5_2"), true).unwrap();
-    let denied = ask(&of(vec![]), true, &only("mlx5_0"), false).unwrap_err();
+    let bare = of(vec![], true);
+    ask(&bare, &only("mlx5_2"), true).unwrap();
+    let denied = ask(&bare, &only("mlx5_0"), false).unwrap_err();
     assert!(
         denied.msg.contains("RDMA device mlx5_2") && denied.details.contains("allow.netdevs"),
         "{denied}"

@@ -61,7 +61,7 @@ fn a_sub_device_has_no_part_in_nodes_health_and_selectors() {
     node.tree
         .set_port_state("mlx5_0", 1, "1: DOWN", "2: Polling");
     let health = member(&node, SHARED).health;
-    let reason = format!("{:?}", health);
+    let reason = health.worst().unwrap().to_string();
     assert!(
         reason.contains("mlx5_0/1") && !reason.contains("smi1"),
         "{reason}"
@@ -86,7 +86,7 @@ fn health_is_that_of_the_ports_that_carry_data() {
     node.tree
         .set_port_state("mlx5_0", 1, "4: ACTIVE", "5: LinkUp");
     let health = member(&node, SHARED).health;
-    let reason = format!("{:?}", health);
+    let reason = health.worst().unwrap().to_string();
     assert!(
         reason.contains("mlx5_0/12") && !reason.contains("mlx5_0/1 "),
         "{reason}"

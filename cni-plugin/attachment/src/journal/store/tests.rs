@@ -53,18 +53,14 @@ fn a_record_is_read_until_it_is_forgotten() {
     let (_dir, store, key) = store();
     assert_eq!(store.read(&key).unwrap(), None);
     assert!(store.list().unwrap().is_empty());
-    store.create(&key, &record()).unwrap();
+    store.write(&key, &record()).unwrap();
     assert_eq!(store.read(&key).unwrap(), Some(record()));
-    assert_eq!(
-        store.create(&key, &record()).unwrap_err().code,
-        Code::Exists
-    );
     let changed = Record {
         created: 2,
         ..record()
     };
     fs::write(store.attachments().join(".new-rail0@c1@net1"), "{\"ver").unwrap();
-    store.replace(&key, &changed).unwrap();
+    store.write(&key, &changed).unwrap();
     assert_eq!(store.read(&key).unwrap(), Some(changed));
     assert_eq!(
         store.list().unwrap(),
@@ -80,7 +76,7 @@ fn a_record_is_read_until_it_is_forgotten() {
 #[test]
 fn a_record_that_was_cut_off_says_that_nothing_was_done() {
     let (_dir, store, key) = store();
-    store.create(&key, &record()).unwrap();
+    store.write(&key, &record()).unwrap();
     let path = store.attachments().join(key.as_str());
     let whole = fs::read(&path).unwrap();
     for length in 0..whole.len() {
@@ -106,10 +102,10 @@ fn a_record_is_there_whole_or_not_at_all() {
             .map(|_| {
                 scope.spawn(|| {
                     let made = (0..300).filter(|_| {
-                        let made = store.create(&key, &record());
-                        if made.is_ok() {
-                            store.forget(&key).unwrap();
-                        }
+                        let long = Duration::from_secs(60);
+                        let _lock = store.lock_attachment(&key, long).unwrap();
+                        let made = store.write(&key, &record());
+                        store.forget(&key).unwrap();
                         made.is_ok()
                     });
                     made.count()
@@ -119,28 +115,9 @@ fn a_record_is_there_whole_or_not_at_all() {
         let made: usize = creators.into_iter().map(|c| c.join().unwrap()).sum();
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         let whole = serde_json::to_vec(&record()).unwrap().len();
-        assert!(made > 0);
+        assert_eq!(made, 900);
         assert!(reader.join().unwrap().iter().all(|size| *size == whole));
     });
-}
-
-#[test]
-fn a_record_is_kept_when_its_writer_died_before_the_unlink() {
-    let (_dir, store, key) = store();
-    store.create(&key, &record()).unwrap();
-    let path = store.attachments().join(key.as_str());
-    let new = store.attachments().join(format!("{NEW}{}", key.as_str()));
-    fs::hard_link(&path, &new).unwrap();
-    let other = Record {
-        created: 2,
-        ..record()
-    };
-    assert_eq!(store.create(&key, &other).unwrap_err().code, Code::Exists);
-    assert_eq!(store.read(&key).unwrap(), Some(record()));
-    fs::hard_link(&path, &new).unwrap();
-    store.replace(&key, &other).unwrap();
-    assert_eq!(store.read(&key).unwrap(), Some(other));
-    assert!(!new.exists());
 }
 
 #[test]
@@ -155,10 +132,10 @@ fn a_record_too_large_to_be_read_is_not_written() {
         }),
         ..record()
     };
-    assert_eq!(store.create(&key, &large).unwrap_err().code, Code::State);
+    assert_eq!(store.write(&key, &large).unwrap_err().code, Code::State);
     assert!(store.list().unwrap().is_empty());
-    store.create(&key, &record()).unwrap();
-    assert_eq!(store.replace(&key, &large).unwrap_err().code, Code::State);
+    store.write(&key, &record()).unwrap();
+    assert_eq!(store.write(&key, &large).unwrap_err().code, Code::State);
     assert_eq!(store.read(&key).unwrap(), Some(record()));
     // Somebody else's doing; half of it would read as "nothing was done".
     let path = store.attachments().join(key.as_str());
@@ -171,35 +148,27 @@ fn nothing_that_others_can_write_is_read() {
     use std::os::unix::fs::PermissionsExt;
     let (_dir, store, key) = store();
     let nic = identity();
-    store.create(&key, &record()).unwrap();
-    store.take(&nic, &key, "b").unwrap();
+    store.write(&key, &record()).unwrap();
+    store.take(&nic, &key).unwrap();
     let chmod = |path: &Path, mode| {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     };
-    let (record, claim) = (
-        store.attachments().join(key.as_str()),
-        store.devices().join(nic.key()),
-    );
-    for path in [&record, &claim] {
-        chmod(path, 0o620);
-    }
+    let record = store.attachments().join(key.as_str());
+    chmod(&record, 0o620);
     assert_eq!(store.read(&key).unwrap_err().code, Code::State);
-    assert_eq!(store.claim(&nic).unwrap_err().code, Code::State);
     assert_eq!(store.records().unwrap().1.len(), 1);
-    for path in [&record, &claim] {
-        chmod(path, 0o600);
-    }
+    chmod(&record, 0o600);
     chmod(&store.directory, 0o770);
     let again = Journal::at(&store.directory);
     assert_eq!(again.read(&key).unwrap_err().code, Code::State);
-    assert_eq!(again.claim(&nic).unwrap_err().code, Code::State);
+    assert_eq!(again.claimant(&nic).unwrap_err().code, Code::State);
     assert_eq!(again.list().unwrap_err().code, Code::State);
 }
 
 #[test]
 fn one_unreadable_record_hides_no_other() {
     let (dir, store, key) = store();
-    store.create(&key, &record()).unwrap();
+    store.write(&key, &record()).unwrap();
     let at = |name: &str| store.attachments().join(name);
     fs::write(at("rail0@newer@net1"), r#"{"version": 99}"#).unwrap();
     fs::write(at("rail0@garbage@net1"), "no JSON").unwrap();
@@ -285,7 +254,7 @@ fn a_state_directory_that_others_can_change_is_not_safe() {
     let store = || Journal::at(&own);
     store().check_owner().unwrap();
     let key = Key::of("rail0", &id("c1", "net1")).unwrap();
-    store().create(&key, &record()).unwrap();
+    store().write(&key, &record()).unwrap();
     store().check_owner().unwrap();
     let refused = |why: &str| {
         let error = store().check_owner().unwrap_err();
@@ -341,30 +310,20 @@ fn a_netdev_has_one_owner_at_a_time() {
     let (_dir, store, key) = store();
     let nic = identity();
     let lock = store.lock(&nic).unwrap();
-    assert_eq!(store.claim(&nic).unwrap(), None);
-    store.take(&nic, &key, "b").unwrap();
-    assert_eq!(store.claim(&nic).unwrap().unwrap().owner, key.as_str());
-    // Nothing is written again that a kill could cut off.
-    let file = store.devices().join(nic.key());
-    let long_ago = std::time::SystemTime::UNIX_EPOCH;
-    File::options()
-        .write(true)
-        .open(&file)
-        .unwrap()
-        .set_modified(long_ago)
-        .unwrap();
-    store.take(&nic, &key, "b").unwrap();
-    assert_eq!(file.metadata().unwrap().modified().unwrap(), long_ago);
+    assert_eq!(store.claimant(&nic).unwrap(), None);
+    store.take(&nic, &key).unwrap();
+    store.take(&nic, &key).unwrap();
+    assert_eq!(store.claimant(&nic).unwrap().as_ref(), Some(&key));
     let other = Identity {
         bus_device: Some("0000:3b:00.1".into()),
         ..Identity::default()
     };
-    assert_eq!(store.claim(&other).unwrap(), None);
-    fs::write(store.devices().join(nic.key()), "{\"version\": 1, \"ow").unwrap();
-    assert_eq!(store.claim(&nic).unwrap(), None, "cut off");
-    store.take(&nic, &key, "b").unwrap();
+    assert_eq!(store.claimant(&other).unwrap(), None);
+    let next = Key::of("rail0", &id("c2", "net1")).unwrap();
+    store.take(&nic, &next).unwrap();
+    assert_eq!(store.claimant(&nic).unwrap(), Some(next));
     store.release(&nic).unwrap();
-    assert_eq!(store.claim(&nic).unwrap(), None, "released");
+    assert_eq!(store.claimant(&nic).unwrap(), None, "released");
     drop(lock);
     store.lock(&nic).unwrap();
 }
@@ -377,9 +336,9 @@ fn records_claims_and_locks_are_below_the_state_directory() {
     let nic = identity();
     let _netdev = store.lock(&nic).unwrap();
     let _attachment = store.lock_attachment(&key, Duration::ZERO).unwrap();
-    store.take(&nic, &key, "b").unwrap();
+    store.take(&nic, &key).unwrap();
     assert!(!store.exists(), "no attachment was recorded yet");
-    store.create(&key, &record()).unwrap();
+    store.write(&key, &record()).unwrap();
     assert!(store.exists());
     for file in [
         "attachments/rail0@c1@net1",
@@ -388,17 +347,6 @@ fn records_claims_and_locks_are_below_the_state_directory() {
     ] {
         assert!(dir.path().join("state").join(file).is_file(), "{file}");
     }
-}
-
-#[test]
-fn a_claim_of_a_newer_version_is_refused_by_name() {
-    let (_dir, store, key) = store();
-    let nic = identity();
-    store.take(&nic, &key, "b").unwrap();
-    let path = store.devices().join(nic.key());
-    fs::write(&path, r#"{"version": 2, "owner": "x", "boot": "b"}"#).unwrap();
-    let error = store.claim(&nic).unwrap_err();
-    assert!(error.to_string().contains("version 2"), "{error}");
 }
 
 /// A record of a size, in bytes as it is written.
@@ -419,9 +367,9 @@ fn record_of(size: u64) -> Record {
 #[test]
 fn a_record_of_exactly_the_most_bytes_is_written() {
     let (_dir, store, key) = store();
-    let refused = store.create(&key, &record_of(MAX_RECORD_BYTES + 1));
+    let refused = store.write(&key, &record_of(MAX_RECORD_BYTES + 1));
     assert_eq!(refused.unwrap_err().code, Code::State);
-    store.create(&key, &record_of(MAX_RECORD_BYTES)).unwrap();
+    store.write(&key, &record_of(MAX_RECORD_BYTES)).unwrap();
     assert!(store.read(&key).unwrap().is_some());
 }
 
@@ -442,7 +390,7 @@ fn a_journal_that_cannot_be_listed_is_not_an_empty_one() {
 #[test]
 fn an_unreadable_record_is_shown_with_its_attachment_and_what_to_do() {
     let (_dir, store, key) = store();
-    store.create(&key, &record()).unwrap();
+    store.write(&key, &record()).unwrap();
     let at = |name: &str| store.attachments().join(name);
     fs::write(at("rail0@c1@net1"), r#"{"version": 99}"#).unwrap();
     fs::write(at("rail0@c2@net1"), "").unwrap();
@@ -462,11 +410,11 @@ fn an_unreadable_record_is_shown_with_its_attachment_and_what_to_do() {
 fn the_end_of_a_record_is_waited_for() {
     let (_dir, store, key) = store();
     let short = Duration::from_millis(50);
-    let wait = |timeout| store.wait_for_del(&key, timeout).unwrap();
+    let wait = |timeout| store.wait_for_del(&key, timeout);
     assert!(wait(short), "no journal");
-    store.create(&key, &record()).unwrap();
+    store.write(&key, &record()).unwrap();
     let other = Key::of("rail0", &id("c2", "net1")).unwrap();
-    store.create(&other, &record()).unwrap();
+    store.write(&other, &record()).unwrap();
     assert!(!wait(short));
     // Another record's end does not end the wait.
     let long = Duration::from_secs(60);
@@ -476,37 +424,22 @@ fn the_end_of_a_record_is_waited_for() {
         std::thread::sleep(short);
         assert!(!waiter.is_finished());
         // What DEL leaves for a repair is another record.
-        store.replace(&key, &record()).unwrap();
+        store.write(&key, &record()).unwrap();
         assert!(waiter.join().unwrap());
     });
     store.forget(&key).unwrap();
     assert!(wait(Duration::ZERO));
 }
 
-/// At whatever moment the record goes: before the watch, before the look, while it waits.
-#[test]
-fn no_end_of_a_record_is_missed() {
-    let (_dir, store, key) = store();
-    for round in 0..300_u64 {
-        store.create(&key, &record()).unwrap();
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| store.wait_for_del(&key, Duration::from_secs(60)));
-            std::thread::sleep(Duration::from_micros(round));
-            store.forget(&key).unwrap();
-            assert!(waiter.join().unwrap().unwrap());
-        });
-    }
-}
-
 /// The whole journal goes with `rdma-device-plugin uninstall`.
 #[test]
 fn a_journal_that_is_removed_ends_the_wait() {
     let (dir, store, key) = store();
-    store.create(&key, &record()).unwrap();
+    store.write(&key, &record()).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| store.wait_for_del(&key, Duration::from_secs(60)));
         std::thread::sleep(Duration::from_millis(20));
         std::fs::remove_dir_all(dir.path().join("state")).unwrap();
-        assert!(waiter.join().unwrap().unwrap());
+        assert!(waiter.join().unwrap());
     });
 }

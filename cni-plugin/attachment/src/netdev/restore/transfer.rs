@@ -1,4 +1,4 @@
-//! The way from the pod to the host, and what stands on the netdev in the pod.
+//! Moving a netdev from the pod to the host, and deleting the links that the pod made on it.
 
 use std::{fs, slice};
 
@@ -61,18 +61,18 @@ fn find<'a>(
 
 /// Of the host's links the one that is the netdev, by what the kernel says of it in the host's namespace
 /// and, of hardware, by the device that sysfs has below it.
-pub(super) fn find_on_host<'a>(
+pub(crate) fn find_on_host<'a>(
     node: &Node,
     taken: &Snapshot,
     links: &'a [Link],
 ) -> Result<Option<&'a Link>, Error> {
     let found = find(taken, links, LinkScope::Host, "on the host")?;
-    let stands_on = |link: &&Link, device: &str| {
+    let is_of = |link: &&Link, device: &str| {
         let netdev = node.roots.sys.join("class/net").join(&link.name);
         fs::read_link(netdev.join("device")).is_ok_and(|below| below.ends_with(device))
     };
     let device = taken.identity.bus_device.as_deref();
-    Ok(found.filter(|link| device.is_none_or(|device| stands_on(link, device))))
+    Ok(found.filter(|link| device.is_none_or(|device| is_of(link, device))))
 }
 
 /// The netdev that came to the host as `name`. Another link, to which the pod gave the netdev's index
