@@ -72,7 +72,8 @@ impl OwnNics {
                 // Nobody has freed it for this pod.
                 true => Duration::ZERO,
             };
-            if !node.journal.wait_for_del(&key, left) {
+            // A watch that fails counts as a record that stays.
+            if !node.journal.wait_for_del(&key, left).unwrap_or_default() {
                 return Err(in_use(&record, &moved));
             }
         }

@@ -22,7 +22,7 @@ use super::{Error, Kind};
 /// The first pause between two attempts at a lock; each next one is longer.
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// The longest pause between two attempts at a lock, or two looks at a record.
-pub(super) const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Removes a file; one that is gone is removed.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {

@@ -17,22 +17,29 @@ use std::{
     ffi::OsStr,
     fs,
     io::{self, Write},
-    os::unix::fs::{MetadataExt, symlink},
+    os::{
+        fd::AsFd,
+        unix::fs::{MetadataExt, symlink},
+    },
     path::{Path, PathBuf},
     sync::OnceLock,
-    thread,
     time::{Duration, Instant},
 };
 
 use cni_wire::{AttachmentId, Code, ContainerId, IfName};
-use nix::fcntl::OFlag;
+use nix::{
+    errno::Errno,
+    fcntl::OFlag,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::inotify::{AddWatchFlags, InitFlags, Inotify},
+};
 use node::trust;
 use serde::Deserialize;
 use serde_json::error::Category;
 
 use super::{
     Error, Kind, Record,
-    file::{Lock, MAX_RETRY_INTERVAL, Sharing, make_directory, open_to_write, remove},
+    file::{Lock, Sharing, make_directory, open_to_write, remove},
     record::VERSION,
 };
 use crate::netdev::snapshot::Identity;
@@ -247,19 +254,46 @@ impl Journal {
     }
 
     /// Waits at most for `timeout` until DEL of an attachment has ended. False when its record is there as it
-    /// was: DEL replaces one of which something is left.
-    pub fn wait_for_del(&self, key: &Key, timeout: Duration) -> bool {
-        let path = self.attachments().join(&key.0);
-        let inode = || fs::metadata(&path).ok().map(|file| file.ino());
-        let (first, started) = (inode(), Instant::now());
+    /// was.
+    ///
+    /// # Errors
+    /// The directory cannot be watched: root has no inotify instances left, or as the kernel says.
+    pub fn wait_for_del(&self, key: &Key, timeout: Duration) -> io::Result<bool> {
+        let deadline = Instant::now() + timeout;
+        let directory = self.attachments();
+        let path = directory.join(&key.0);
+        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        match watch.add_watch(
+            &directory,
+            AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_TO,
+        ) {
+            // Without a directory there is no record.
+            Err(Errno::ENOENT) => return Ok(true),
+            watched => watched?,
+        };
+        // Watched before it is looked for, so no end is missed. The end of the directory is an event as
+        // well. DEL replaces a record of which something is left.
+        let inode = || match fs::metadata(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found.map(|file| Some(file.ino())),
+        };
+        let first = inode()?;
         loop {
-            if first.is_none() || inode() != first {
-                return true;
+            if first.is_none() || inode()? != first {
+                return Ok(true);
             }
-            if started.elapsed() >= timeout {
-                return false;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], left) {
+                Ok(0) => return Ok(false),
+                Ok(_) => {}
+                Err(Errno::EINTR) => continue,
+                Err(error) => return Err(error.into()),
             }
-            thread::sleep(MAX_RETRY_INTERVAL);
+            match watch.read_events() {
+                Ok(_) | Err(Errno::EAGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 

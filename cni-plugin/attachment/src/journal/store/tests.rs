@@ -410,7 +410,7 @@ fn an_unreadable_record_is_shown_with_its_attachment_and_what_to_do() {
 fn the_end_of_a_record_is_waited_for() {
     let (_dir, store, key) = store();
     let short = Duration::from_millis(50);
-    let wait = |timeout| store.wait_for_del(&key, timeout);
+    let wait = |timeout| store.wait_for_del(&key, timeout).unwrap();
     assert!(wait(short), "no journal");
     store.write(&key, &record()).unwrap();
     let other = Key::of("rail0", &id("c2", "net1")).unwrap();
@@ -440,6 +440,6 @@ fn a_journal_that_is_removed_ends_the_wait() {
         let waiter = scope.spawn(|| store.wait_for_del(&key, Duration::from_secs(60)));
         std::thread::sleep(Duration::from_millis(20));
         std::fs::remove_dir_all(dir.path().join("state")).unwrap();
-        assert!(waiter.join().unwrap());
+        assert!(waiter.join().unwrap().unwrap());
     });
 }
