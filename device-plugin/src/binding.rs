@@ -1,8 +1,10 @@
 //! Late binding: slots of a pod become the HCAs nearest to the pod's GPUs, all at once, when the
 //! pod's network is made.
 //!
-//! [`binder`] reads, decides ([`decide`]) and acts, for the CNI plugin and for the kubelet.
-//! [`release`] frees the bindings whose pods ended without DEL.
+//! [`store`] has the bindings. [`binder`] answers the CNI plugin and the kubelet: it asks the kubelet and
+//! the GPUs ([`gpus`]), reads what else there is ([`state::World`]), decides ([`plan`], [`decide`]) and
+//! acts. [`commit`] writes what containers get. [`state`] alone says whose an HCA is and whether a binding
+//! is over; [`containers`] and [`contexts`] read the kernel's word on it, and [`garbage`] acts on it.
 //!
 //! A pod gets an HCA in this order: binding file, device moved, CDI file. It loses it in the opposite
 //! order: CDI file, device returned, binding file. So a CDI file never names an HCA that another pod
@@ -10,12 +12,13 @@
 
 pub(crate) mod alignment;
 pub(crate) mod binder;
-pub(crate) mod commit;
+mod commit;
+mod containers;
+mod contexts;
 pub(crate) mod decide;
-pub(crate) mod evidence;
+pub(crate) mod garbage;
 pub(crate) mod gpus;
-pub(crate) mod places;
-pub(crate) mod pod_slots;
-pub(crate) mod release;
+mod plan;
 pub(crate) mod slot_specification;
+mod state;
 pub(crate) mod store;

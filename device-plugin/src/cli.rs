@@ -71,6 +71,10 @@ struct Run {
     /// Directory below which the host's sys, dev and proc are found
     #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
+    /// The host's cgroups, which show whether a pod's processes have ended; with another --cgroup-root
+    /// of the kubelet that directory [default: sys/fs/cgroup below --host-root]
+    #[arg(long, value_name = "DIR", env = "RDMA_CGROUP_DIR")]
+    cgroup_dir: Option<PathBuf>,
     #[command(flatten)]
     addresses: NodeAddresses,
     #[command(flatten)]
@@ -204,8 +208,12 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 fn serve(args: Run) -> anyhow::Result<()> {
     args.log.start();
+    let host = hca::Host::at(&args.host_root);
     let paths = NodePaths {
-        host: hca::Host::at(&args.host_root),
+        cgroup_dir: args
+            .cgroup_dir
+            .unwrap_or_else(|| host.sys.join("fs/cgroup")),
+        host,
         node: Places {
             root: args.host_root,
             node: args.node.name(),

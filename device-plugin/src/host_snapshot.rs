@@ -103,16 +103,21 @@ pub(crate) fn obstacle(states: &BTreeMap<String, Node>, device: &CharDevice) -> 
 
 /// The host's uplinks; unknown to a process that is not in the host's network namespace.
 fn uplinks(host: &Host, node_addresses: &[IpAddr]) -> Uplinks {
+    match is_in_host_network(host) {
+        true => uplinks_here(node_addresses),
+        false => Uplinks::Unknown(
+            "this process is not in the host's network namespace; set hostNetwork: true".into(),
+        ),
+    }
+}
+
+/// Whether netlink of this process is about the host.
+pub(crate) fn is_in_host_network(host: &Host) -> bool {
     // A network namespace's files have inodes of their own, the same in each mount of proc. Process
     // 1 is the host's for every reader; where it is not shown the mount's own view serves.
     let inode = |net: &Path| std::fs::metadata(net.join("dev")).map(|file| file.ino());
     let of_host = inode(&host.proc.join("1/net")).or_else(|_| inode(&host.proc.join("net")));
-    match (inode(Path::new("/proc/self/net")), of_host) {
-        (Ok(here), Ok(of_host)) if here == of_host => uplinks_here(node_addresses),
-        _ => Uplinks::Unknown(
-            "this process is not in the host's network namespace; set hostNetwork: true".into(),
-        ),
-    }
+    matches!((inode(Path::new("/proc/self/net")), of_host), (Ok(here), Ok(there)) if here == there)
 }
 
 /// The uplinks of the network namespace that this process is in.

@@ -16,6 +16,8 @@ pub(crate) struct NodePaths {
     /// The directory of the node's sockets, which has the bindings of slots and the counts of CNI
     /// calls, and ends with the boot.
     pub run_dir: PathBuf,
+    /// The host's cgroups, or the part of them that has the pods.
+    pub cgroup_dir: PathBuf,
     /// Where CDI files go.
     pub cdi_dir: PathBuf,
     /// Where device information goes.
@@ -57,6 +59,7 @@ mod tests {
                 },
                 host: Host::at("/"),
                 run_dir: directory(),
+                cgroup_dir: directory(),
                 cdi_dir: directory(),
                 device_info_dir: directory(),
                 device_plugin_dir: directory(),

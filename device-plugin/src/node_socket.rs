@@ -52,9 +52,7 @@ impl Answers for Units {
                 Ok(Answer::PodUnits(units))
             }
             Question::Status(_) => {
-                let bindings = self.binder.bindings().await;
-                let report = self.reports.borrow();
-                let status = report.status(bindings.as_ref().unwrap_or(&report.bindings));
+                let status = self.reports.borrow().status(&self.binder.bindings());
                 Ok(Answer::Status(Box::new(status)))
             }
             Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),

@@ -97,6 +97,7 @@ pub(crate) fn plan(
         held: world.held(&history.memory),
         cdi_obstacle: world.cdi_obstacle.clone(),
         children: world.children.clone(),
+        in_use: world.bindings.in_use.clone(),
     };
     let mut pools = pool::assemble_on(config, &candidates, seen, &history.pools, &node);
     history.forget_removed_functions(world, &mut pools.snapshots, &candidates, now);

@@ -135,6 +135,8 @@ pub struct Node {
     pub cdi_obstacle: Option<String>,
     /// HCAs whose netdev returned from a pod that left a child on it, and what is to be said of it.
     pub children: BTreeMap<HcaId, String>,
+    /// HCAs that no pod holds, and the process of an ended pod that uses each.
+    pub in_use: BTreeMap<HcaId, String>,
 }
 
 /// The same on a node where more is known than its hardware.
@@ -364,6 +366,8 @@ fn member(pool: &PoolConfig, hca: &Arc<Hca>, seen: &HostSnapshot, node: &Node) -
         ))
     });
     let child = node.children.get(&hca.id).cloned();
+    let process = node.in_use.get(&hca.id).cloned();
+    let process = process.filter(|_| !pool.sharing.is_shared());
     // Of an HCA that cannot be read, nodes and ports are not known.
     let of_hca = match &hca.fault {
         Some(fault) => vec![UnhealthyReason::Unreadable(fault.clone())],
@@ -375,6 +379,7 @@ fn member(pool: &PoolConfig, hca: &Arc<Hca>, seen: &HostSnapshot, node: &Node) -
     };
     let reasons = mode.into_iter().chain(waits);
     let reasons = reasons.chain(child.map(UnhealthyReason::Child));
+    let reasons = reasons.chain(process.map(UnhealthyReason::InUse));
     Member {
         hca: hca.clone(),
         nodes,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use hca::NetnsMode;
+use hca::{HcaId, NetnsMode};
 use node_server::socket::{self, NodeSocket};
 use node_wire::status::{
     ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnits, MissingHca, PoolStatus, SocketStatus,
@@ -13,8 +13,8 @@ use node_wire::status::{
 };
 use tokio::sync::watch;
 
+use crate::binding::alignment;
 use crate::binding::store::{Binding, Bindings};
-use crate::binding::{alignment, evidence};
 use crate::candidate::memory::Missing;
 use crate::config::last_good::REJECTED;
 use crate::config::{ResourceName, TopologyConfig};
@@ -205,15 +205,26 @@ impl Report {
         }
     }
 
+    /// HCAs of pools that give them to one pod alone, by RDMA device.
+    pub(crate) fn exclusive_hcas(&self) -> BTreeMap<String, HcaId> {
+        let pools = self.pools.iter().filter_map(|pool| pool.snapshot.as_ref());
+        let exclusive = pools.filter(|snapshot| !snapshot.pool().sharing.is_shared());
+        let members = exclusive.flat_map(|snapshot| snapshot.members());
+        let devices = members.flat_map(|member| {
+            let names = member.hca.rdma_names().into_iter();
+            names.map(|name| (name.to_owned(), member.hca.id.clone()))
+        });
+        devices.collect()
+    }
+
     /// The report as it is answered, with the bindings as they are.
     pub(crate) fn status(&self, bindings: &Bindings) -> DaemonStatus {
-        let held = self.allocated.as_deref();
         let missing = |one: &Missing| MissingHca {
             id: one.id.to_string(),
             rdma_devices: one.rdma_devices.clone(),
             since: one.since,
         };
-        let binding = |one: &Binding| one.status(evidence::ended(one, bindings, held));
+        let binding = |one: &Binding| one.status(bindings.ended.get(&one.hca).copied());
         DaemonStatus {
             program_version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),
@@ -256,6 +267,13 @@ impl Report {
             for (unit, holder) in allocated.of(&pool.resource) {
                 let container = (&holder.namespace, &holder.pod, &holder.container);
                 held.entry(container).or_default().push(unit.to_owned());
+            }
+            // The HCA of a pod that ended is not free before its binding is.
+            let (all, resource) = (self.bindings.all.values(), pool.resource.as_str());
+            let is_listed = |unit: &str| allocated.holder(resource, unit).is_some();
+            for one in all.filter(|one| one.resource == resource && !is_listed(&one.unit)) {
+                let container = (&one.pod.namespace, &one.pod.name, &one.container);
+                held.entry(container).or_default().push(one.unit.clone());
             }
             let units = |((namespace, pod, container), units): (_, _)| HeldUnits {
                 units,

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::binding::binder::Binder;
-use crate::binding::{release, store};
+use crate::binding::{garbage, store};
 use crate::candidate::memory::Memory;
 use crate::config::last_good::Kept;
 use crate::deliver::device_info::{self, Files};
@@ -150,6 +150,10 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     ));
 
     remove_leftovers(&settings, &node_files);
+    let bindings = Arc::new(store::Store::at(&paths.run_dir));
+    let first = bindings.clone();
+    // Who is bound is known before the first scan; what fails the rounds try again.
+    let _ = node_files.run(move || first.load()).await;
     let files = StateFiles::new(paths.clone(), &readers);
     let socket_path = settings.node_socket.clone();
     let (node_socket, state) = NodeSocket::new(socket_path.clone());
@@ -164,6 +168,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 heard,
                 held: known.clone(),
                 found,
+                bindings: bindings.subscribe(),
             },
             Helpers {
                 ask,
@@ -180,21 +185,11 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         paths.clone(),
         pods.clone(),
         daemon.report(),
-        requests,
         triggers.clone(),
+        bindings,
     ));
     services.spawn(start_containers(binder.clone(), asked.starts, stop.clone()));
-    let releases = readers.reader(
-        "release",
-        "the search for bindings that are over",
-        FIRST_FILES_TIMEOUT,
-    );
-    services.spawn(release::keep_releasing(
-        binder.clone(),
-        known,
-        releases,
-        stop.clone(),
-    ));
+    services.spawn(garbage::keep_tidy(binder.clone(), known, stop.clone()));
     services.spawn(node_socket::keep_serving(
         (socket_path, nonce),
         (pods, binder),
@@ -229,20 +224,26 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 /// Serves containers with slots that are about to start, until `stop`.
 async fn start_containers(
     binder: Arc<Binder>,
-    mut starts: mpsc::Receiver<Start>,
+    mut asked: mpsc::Receiver<Start>,
     stop: CancellationToken,
 ) {
+    let mut starts = JoinSet::new();
     loop {
         let start = tokio::select! {
             () = stop.cancelled() => return,
-            start = starts.recv() => start,
+            Some(_) = starts.join_next() => continue,
+            start = asked.recv() => start,
         };
         let Some(start) = start else {
             return stop.cancelled().await;
         };
-        let may = binder.start(start.resource.as_str(), &start.ids).await;
-        // The kubelet may have given up.
-        let _ = start.answer.send(may);
+        let binder = binder.clone();
+        // One that waits for a pod that hangs keeps no other one waiting.
+        starts.spawn(async move {
+            let may = binder.start(start.resource.as_str(), &start.ids).await;
+            // The kubelet may have given up.
+            let _ = start.answer.send(may);
+        });
     }
 }
 

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hca::HcaId;
 
-use crate::snapshot::{Member, Slot};
+use crate::snapshot::{Member, Slot, UnhealthyReason};
 
 /// The slots of a pool with these members. `bound` are its bindings, the newest last where a slot
 /// has two; `held` are slots that pods hold; `before` are the slots as they were.
@@ -70,9 +70,11 @@ pub(crate) fn assign(
 }
 
 fn of_member(number: u32, member: &Member, bound: Option<HcaId>) -> Slot {
+    // The kubelet would align processors with an HCA that is not there.
+    let is_gone = member.health.has(|reason| *reason == UnhealthyReason::Gone);
     Slot {
         number,
-        numa_node: member.hca.numa_node(),
+        numa_node: member.hca.numa_node().filter(|_| !is_gone),
         health: member.health.clone(),
         bound,
     }
@@ -84,7 +86,7 @@ mod tests {
 
     use super::*;
     use crate::candidate::example::{function, named};
-    use crate::snapshot::{Health, UnhealthyReason};
+    use crate::snapshot::Health;
     use hca::Hca;
 
     fn member(index: usize, numa_node: Option<u32>, healthy: bool) -> Member {
@@ -152,6 +154,7 @@ mod tests {
             |slots: &[Slot]| -> Vec<bool> { slots.iter().map(|s| s.health.is_healthy()).collect() };
         let free = assign(&members, &[], &held, &before);
         assert_eq!(healthy(&free), [true, false]);
+        assert_eq!(free[1].numa_node, None, "it has no HCA");
         let bound = [(0, members[0].hca.id.clone())];
         let own = assign(&members, &bound, &held, &before);
         assert_eq!(healthy(&own), [false, true]);

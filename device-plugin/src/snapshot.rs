@@ -89,6 +89,8 @@ pub enum UnhealthyReason {
     Delivery(String),
     /// Its netdev returned from a pod that left a child on it.
     Child(String),
+    /// A process of an ended pod uses it.
+    InUse(String),
     /// A device node that the pool requires is missing.
     DeviceNode(String),
     /// No port can carry traffic.
@@ -111,6 +113,7 @@ impl fmt::Display for UnhealthyReason {
             | UnhealthyReason::Overlap(reason)
             | UnhealthyReason::Handover(reason)
             | UnhealthyReason::Child(reason)
+            | UnhealthyReason::InUse(reason)
             | UnhealthyReason::NetnsMode(reason) => formatter.write_str(reason),
         }
     }

@@ -470,10 +470,11 @@ mod tests {
         let hca = "0000:01:00.0".parse().unwrap();
         let mut binding = bindings::Binding::new(&hca, "slot_0", &pod, Some("c1"));
         binding.stage = bindings::Stage::Started;
-        let store = bindings::BindingDirectory::at(&node.path("run"));
-        store.create(&binding).unwrap();
+        let store = bindings::Store::at(&node.path("run"));
+        store.put(&binding).unwrap();
         node.remove(false);
-        assert!(store.read().unwrap().has(&hca));
+        let files = bindings::BindingDirectory::at(&node.path("run"));
+        assert!(files.read().unwrap().has(&hca));
     }
 
     #[test]

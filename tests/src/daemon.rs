@@ -107,6 +107,7 @@ impl Machine {
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings::below(&self.root.path().join("kubelet"))
+            .with_cgroups(self.tree.path("/sys/fs/cgroup"))
     }
 
     /// Starts a kubelet.

@@ -17,13 +17,17 @@ const CLIENT: u16 = 5 << 10;
 const GET: u16 = CLIENT | 1;
 const SET: u16 = CLIENT | 2;
 const GET_CHARDEV: u16 = CLIENT | 15;
+const GET_CONTEXTS: u16 = CLIENT | 22;
 
 const DEV_INDEX: u16 = 1;
 const DEV_NAME: u16 = 2;
 const NODE_GUID: u16 = 6;
+const PID: u16 = 28;
 const NET_NS_FD: u16 = 68;
 const CHARDEV_TYPE: u16 = 69;
 const CHARDEV_NAME: u16 = 70;
+const CONTEXTS: u16 = 84;
+const CONTEXT: u16 = 85;
 
 /// A device, as netlink reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,6 +113,49 @@ pub fn verbs_node(socket: &mut Socket, device: &Device) -> Result<Option<String>
     on_errno(asked, &[libc::ENOENT, libc::EOPNOTSUPP, libc::ENODEV], None)
 }
 
+/// The processes that have verbs contexts, each with the name of the device, of the devices that
+/// `is_wanted`. A process that the reader's PID namespace does not have is left out
+/// (`fill_res_name_pid()`, drivers/infiniband/core/nldev.c). None before kernel 5.12.
+pub fn contexts(
+    socket: &mut Socket,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<(String, u32)>> {
+    let mut all = Vec::new();
+    for device in list(socket)? {
+        if !is_wanted(&device.name) {
+            continue;
+        }
+        let what = format!("list the contexts of RDMA device {}", device.name);
+        let asked = socket.dump(what, GET_CONTEXTS, &of_device(&device), |payload| {
+            Ok(Some(processes(payload)))
+        });
+        // Another one has gone meanwhile.
+        let unknown = [libc::EINVAL, libc::EOPNOTSUPP, libc::ENODEV];
+        let processes = on_errno(asked, &unknown, Vec::new())?;
+        let processes = processes.into_iter().flatten();
+        all.extend(processes.map(|pid| (device.name.clone(), pid)));
+    }
+    Ok(all)
+}
+
+fn processes(payload: &[u8]) -> Vec<u32> {
+    let mut all = Vec::new();
+    attribute::each(payload, |kind, contexts| {
+        if kind != CONTEXTS {
+            return;
+        }
+        attribute::each(contexts, |kind, context| {
+            if kind != CONTEXT {
+                return;
+            }
+            attribute::each(context, |kind, value| {
+                all.extend(attribute::number(value).filter(|_| kind == PID));
+            });
+        });
+    });
+    all
+}
+
 /// Moves a device of the socket's namespace into another. Call from within that namespace: the
 /// kernel reads the caller's, not the socket's (`ib_device_set_netns_put()`).
 ///
@@ -140,7 +187,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_the_readers_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (Device::parse(&bytes), node_name(&bytes));
+            let _ = (Device::parse(&bytes), node_name(&bytes), processes(&bytes));
         }
     }
 
@@ -170,6 +217,22 @@ mod tests {
     #[test]
     fn a_verbs_node_is_read_from_a_kernels_answer() {
         assert_eq!(node_name(&bytes(UVERBS)).as_deref(), Some("uverbs3"));
+    }
+
+    #[test]
+    fn processes_are_read_from_the_contexts_of_a_device() {
+        let context = |id: u32| Raw::default().with(64, &id.to_ne_bytes());
+        let of = |pid: u32, id: u32| context(id).with(PID, &pid.to_ne_bytes());
+        // One of a process that the reader's namespace does not have.
+        let all = [of(4711, 1), context(2), of(12, 3)];
+        let all = all
+            .iter()
+            .fold(Raw::default(), |all, one| all.nest(CONTEXT, one));
+        let answer = Raw::default()
+            .with(DEV_INDEX, &3_u32.to_ne_bytes())
+            .with(DEV_NAME, b"mlx5_3\0")
+            .nest(CONTEXTS, &all);
+        assert_eq!(processes(answer.as_bytes()), [4711, 12]);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! ([`hca::topology::choose`]), then who of the pod's containers gets which of them. A container is
 //! served for its own GPUs. One without GPUs of its own is served for those that are in containers
 //! without slots: the containers of a pod share their network, and a GPU's traffic may leave
-//! through any of them.
+//! through any of them. A pod without GPUs keeps the NUMA nodes of its slots: the kubelet has aligned its
+//! processors with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,6 +21,8 @@ pub(crate) struct Container {
     pub slots: Vec<String>,
     /// Its GPUs, as positions in [`Machine::gpus`].
     pub gpus: BTreeSet<usize>,
+    /// The NUMA nodes that its slots were listed on.
+    pub nodes: BTreeMap<String, u32>,
 }
 
 /// A slot and the HCA that it becomes.
@@ -91,10 +94,15 @@ pub(crate) fn decide(
     let barred: BTreeSet<usize> = (0..machine.nics.len())
         .filter(|at| !positions.contains(at))
         .collect();
+    let mut include: BTreeSet<usize> = kept.values().filter_map(position).collect();
+    if all_gpus.is_empty() {
+        let nodes = nodes_of_unbound(kept, containers);
+        include.extend(on_nodes(machine, nodes, &positions, &include)?);
+    }
     let request = Request {
         count: from_tree,
         gpus: all_gpus,
-        include: kept.values().filter_map(position).collect(),
+        include,
         barred,
         ..Request::default()
     };
@@ -121,7 +129,11 @@ pub(crate) fn decide(
             let hca = match kept.get(slot) {
                 Some(hca) => hca.clone(),
                 None => {
-                    let next = next_nic(machine, &mut nics, kept).or_else(|| rest.pop());
+                    let node = container
+                        .nodes
+                        .get(slot)
+                        .filter(|_| request.gpus.is_empty());
+                    let next = next_nic(machine, &mut nics, kept, node).or_else(|| rest.pop());
                     next.ok_or(Refused::TooFew { wanted, free })?
                 }
             };
@@ -146,18 +158,60 @@ pub(crate) fn decide(
     Ok(assigned)
 }
 
-/// The next HCA of a container that no slot of it has yet.
+/// How many slots without an HCA were listed on each NUMA node.
+fn nodes_of_unbound(
+    kept: &BTreeMap<String, HcaId>,
+    containers: &[Container],
+) -> BTreeMap<u32, usize> {
+    let mut nodes = BTreeMap::new();
+    let slots = containers.iter().flat_map(|one| &one.nodes);
+    for (_, node) in slots.filter(|(slot, _)| !kept.contains_key(*slot)) {
+        *nodes.entry(*node).or_default() += 1;
+    }
+    nodes
+}
+
+/// NICs on these nodes, as many as are wanted and free on each.
+fn on_nodes(
+    machine: &Machine,
+    nodes: BTreeMap<u32, usize>,
+    free: &BTreeSet<usize>,
+    kept: &BTreeSet<usize>,
+) -> Result<BTreeSet<usize>, Refused> {
+    let mut all = BTreeSet::new();
+    for (node, wanted) in nodes {
+        let here =
+            |at: &usize| free.contains(at) && !kept.contains(at) && is_on(machine, *at, node);
+        let (here, barred): (BTreeSet<usize>, BTreeSet<usize>) =
+            (0..machine.nics.len()).partition(here);
+        let request = Request {
+            count: wanted.min(here.len()),
+            barred,
+            ..Request::default()
+        };
+        all.extend(choose(machine, &request).map_err(Refused::Choice)?.nics);
+    }
+    Ok(all)
+}
+
+fn is_on(machine: &Machine, at: usize, node: u32) -> bool {
+    let nic = machine.nics.get(at);
+    nic.is_some_and(|nic| nic.place.numa == Some(node))
+}
+
+/// The next HCA of a container that no slot of it has yet, on the slot's `node` if it matters.
 fn next_nic(
     machine: &Machine,
     nics: &mut Vec<usize>,
     kept: &BTreeMap<String, HcaId>,
+    node: Option<&u32>,
 ) -> Option<HcaId> {
-    while let Some(nic) = nics.pop().and_then(|at| machine.nics.get(at)) {
-        if !kept.values().any(|known| *known == nic.hca) {
-            return Some(nic.hca.clone());
-        }
-    }
-    None
+    nics.retain(|at| !kept.values().any(|known| is(machine, *at, known)));
+    let near = nics
+        .iter()
+        .rposition(|at| node.is_some_and(|node| is_on(machine, *at, *node)));
+    let next = near.or(nics.len().checked_sub(1))?;
+    Some(machine.nics.get(nics.remove(next))?.hca.clone())
 }
 
 /// Which container gets which of the chosen NICs: those that serve its GPUs first, then the nearest
@@ -208,10 +262,17 @@ fn share_out(
                 gpus.map(|gpu| machine.distance(&gpu.place, &nic.place).class)
                     .min()
             };
-            let best = left.iter().copied().min_by_key(|nic| {
-                // Without GPUs all are alike, and the first is taken.
-                nearest(nic).map_or(u8::MAX, Class::rank)
-            });
+            // Without GPUs the first on a node of its slots.
+            let is_near = |nic: usize| {
+                container
+                    .nodes
+                    .values()
+                    .any(|one| is_on(machine, nic, *one))
+            };
+            let best = left
+                .iter()
+                .copied()
+                .min_by_key(|nic| (nearest(nic).map_or(u8::MAX, Class::rank), !is_near(*nic)));
             let Some(best) = best else { break };
             take(share, &mut left, best);
         }

@@ -119,6 +119,27 @@ pub(crate) fn write(
     Ok(name)
 }
 
+/// Whether a CDI directory can have files of slots: why not, if it cannot.
+pub(crate) fn directory_obstacle(path: &Path) -> Option<String> {
+    let opened = CdiDirectory::create(path).err()?;
+    Some(format!(
+        "{opened}; mount the host's CDI directory there, or name it with --cdi-dir"
+    ))
+}
+
+/// Removes the CDI file of a binding.
+///
+/// # Errors
+/// [`CdiError`]. A directory that is not there has no file.
+pub(crate) fn remove_file(directory: &Path, binding: &Binding) -> Result<(), CdiError> {
+    match CdiDirectory::open(directory) {
+        Ok(directory) => directory.remove(&file_name(binding)),
+        // Emptied by a reboot, or never made.
+        Err(error) if error.is_missing() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use node_wire::Pod;

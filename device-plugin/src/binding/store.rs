@@ -1,15 +1,16 @@
-//! Bindings on disk: one file for each HCA that a slot became, named by the HCA.
+//! Bindings: which HCA each slot of a pod became. In memory, and written through to one file for each
+//! HCA, named by the HCA.
 //!
-//! A file is created only where there is none of its name, so no two pods are bound to one HCA,
-//! whichever processes bind. It is whole from the moment on that it has its name: a process that is
-//! killed leaves all of it or nothing. Bindings are of one boot, so they are in `/run`, which ends with
-//! it.
+//! A file is whole from the moment on that it has its name: a process that is killed leaves all of it or
+//! nothing. Bindings are of one boot, so they are in `/run`, which ends with it. One daemon at a time has
+//! them, by a lock for as long as it lives.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::words::word;
 use attachment::journal::Lock;
@@ -18,11 +19,12 @@ use node_wire::Pod;
 use node_wire::status::BindingStatus;
 pub(crate) use node_wire::status::ServedGpu;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 /// The directory below that of the node's sockets.
 pub(crate) const DIRECTORY: &str = "bindings";
-/// How long a question waits for another daemon.
-const LOCK_TIMEOUT: Duration = Duration::from_millis(1500);
+/// How long a question waits for another daemon to end.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// The version of the files.
 const VERSION: u32 = 1;
 /// A binding has some hundred bytes, and some more for each GPU.
@@ -34,8 +36,8 @@ const MAX_BYTES: u64 = 1 << 20;
 pub(crate) struct Binding {
     /// The version of the file.
     pub version: u32,
-    /// The HCA, as unit IDs name it.
-    pub hca: String,
+    /// The HCA.
+    pub hca: HcaId,
     /// The slot.
     pub unit: String,
     /// The resource that the slot is of.
@@ -59,7 +61,31 @@ pub(crate) struct Binding {
     /// The index of its interface's GID, once it is attached and as far as it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid_index: Option<u32>,
+    /// The pod's cgroup below that of the node, once it was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
+    /// Since when this process knows it: what the kubelet said before is not about it.
+    #[serde(skip)]
+    pub since: Since,
 }
+
+/// A moment that makes no difference between two bindings.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Since(pub Instant);
+
+impl Default for Since {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl PartialEq for Since {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Since {}
 
 /// How far a binding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -80,7 +106,7 @@ impl Binding {
     pub(crate) fn new(hca: &HcaId, unit: &str, pod: &Pod, sandbox: Option<&str>) -> Self {
         Self {
             version: VERSION,
-            hca: hca.to_string(),
+            hca: hca.clone(),
             unit: unit.to_owned(),
             resource: String::new(),
             container: String::new(),
@@ -91,6 +117,8 @@ impl Binding {
             rail: 0,
             gpus: Vec::new(),
             gid_index: None,
+            cgroup: None,
+            since: Since::default(),
         }
     }
 
@@ -99,7 +127,7 @@ impl Binding {
         BindingStatus {
             resource: self.resource.clone(),
             unit: self.unit.clone(),
-            hca: self.hca.clone(),
+            hca: self.hca.to_string(),
             pod: self.pod.clone(),
             container: self.container.clone(),
             stage: word(&self.stage),
@@ -126,12 +154,24 @@ pub(crate) struct Bindings {
     pub all: BTreeMap<HcaId, Binding>,
     /// HCAs whose file cannot be read, and why. They are bound to somebody.
     pub unreadable: BTreeMap<HcaId, String>,
+    /// HCAs that nobody has, and that a process of an ended pod still uses.
+    pub in_use: BTreeMap<HcaId, String>,
+    /// Why the pods of bindings do not have their slots any more, as far as that was found out.
+    pub ended: BTreeMap<HcaId, &'static str>,
 }
 
 impl Bindings {
     /// Whether an HCA is bound, to whomever.
     pub(crate) fn has(&self, hca: &HcaId) -> bool {
         self.all.contains_key(hca) || self.unreadable.contains_key(hca)
+    }
+
+    /// The newest binding of a pod's slot.
+    pub(crate) fn newest(&self, pod: &Pod, unit: &str) -> Option<&Binding> {
+        let of_slot = self.all.values().filter(|one| one.unit == unit);
+        of_slot
+            .filter(|one| one.is_of(pod))
+            .max_by_key(|one| one.created)
     }
 
     /// When a binding of a slot is created: `now`, but after all others of the slot, because the newest
@@ -155,20 +195,6 @@ impl BindingDirectory {
         Self {
             directory: run_dir.join(DIRECTORY),
         }
-    }
-
-    /// Keeps other daemons of this node from the bindings, as in a rolling update.
-    ///
-    /// # Errors
-    /// Another one has them for longer than [`LOCK_TIMEOUT`].
-    pub(crate) fn lock(&self) -> Result<Lock, String> {
-        let path = self.directory.with_extension("lock");
-        Lock::exclusive(&path, DIRECTORY, LOCK_TIMEOUT).map_err(|error| {
-            format!(
-                "another daemon of this node changes bindings: {}",
-                error.msg
-            )
-        })
     }
 
     /// All bindings.
@@ -209,7 +235,7 @@ impl BindingDirectory {
             return Ok(None);
         };
         let binding: Binding = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
-        if binding.version != VERSION || binding.hca != hca.to_string() {
+        if binding.version != VERSION || binding.hca != *hca {
             return Err(failed(&format_args!(
                 "it is version {} of a binding of {}",
                 binding.version, binding.hca
@@ -218,42 +244,134 @@ impl BindingDirectory {
         Ok(Some(binding))
     }
 
-    /// Binds an HCA that is not bound.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::AlreadyExists`] if it is; what the kernel said.
-    pub(crate) fn create(&self, binding: &Binding) -> io::Result<()> {
-        node::file::make_directories(&self.directory)?;
-        node::file::create(&self.path_of(binding), text(binding))
+    fn path_of(&self, hca: &HcaId) -> PathBuf {
+        self.directory.join(hca.to_string())
+    }
+}
+
+/// The bindings of this daemon.
+#[derive(Debug)]
+pub(crate) struct Store {
+    files: BindingDirectory,
+    all: watch::Sender<Option<Arc<Bindings>>>,
+    /// Held while bindings change; what it holds keeps other daemons from them.
+    writer: Mutex<Option<Lock>>,
+}
+
+impl Store {
+    /// Nothing is known before [`Store::load`].
+    pub(crate) fn at(run_dir: &Path) -> Self {
+        Self {
+            files: BindingDirectory::at(run_dir),
+            all: watch::Sender::new(None),
+            writer: Mutex::new(None),
+        }
     }
 
-    /// Replaces what is known of a binding.
+    /// The bindings as they are, and whenever they change; none until they were read.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Arc<Bindings>>> {
+        self.all.subscribe()
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Option<Lock>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All bindings. The files are read by the first call, and while one is not readable.
+    ///
+    /// # Errors
+    /// Another daemon has them, or the directory cannot be listed.
+    pub(crate) fn load(&self) -> Result<Arc<Bindings>, String> {
+        let mut writer = self.writer();
+        let known = self.all.borrow().clone();
+        if let Some(known) = known.filter(|known| known.unreadable.is_empty()) {
+            return Ok(known);
+        }
+        let directory = &self.files.directory;
+        if writer.is_none() {
+            let path = directory.with_extension("lock");
+            let lock = Lock::exclusive(&path, DIRECTORY, LOCK_TIMEOUT);
+            *writer = Some(lock.map_err(|error| {
+                format!(
+                    "another daemon of this node has the bindings: {}",
+                    error.msg
+                )
+            })?);
+        }
+        let read = self.files.read();
+        let mut read = read.map_err(|error| format!("list {}: {error}", directory.display()))?;
+        if let Some(known) = self.all.borrow().as_deref() {
+            read.in_use.clone_from(&known.in_use);
+            read.ended.clone_from(&known.ended);
+            for (hca, one) in &mut read.all {
+                one.since = known.all.get(hca).map_or(one.since, |known| known.since);
+            }
+        }
+        Ok(self.publish(read))
+    }
+
+    fn publish(&self, bindings: Bindings) -> Arc<Bindings> {
+        let bindings = Arc::new(bindings);
+        self.all.send_if_modified(|known| {
+            let is_new = known.as_ref() != Some(&bindings);
+            if is_new {
+                *known = Some(bindings.clone());
+            }
+            is_new
+        });
+        bindings
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Bindings)) {
+        let known = self.all.borrow().clone();
+        let mut bindings = known.as_deref().cloned().unwrap_or_default();
+        change(&mut bindings);
+        self.publish(bindings);
+    }
+
+    /// Binds an HCA, or replaces what is known of its binding.
     ///
     /// # Errors
     /// What the kernel said.
-    pub(crate) fn replace(&self, binding: &Binding) -> io::Result<()> {
-        node::file::replace_in_boot(&self.path_of(binding), text(binding))
+    pub(crate) fn put(&self, binding: &Binding) -> Result<(), String> {
+        let _writer = self.writer();
+        let path = self.files.path_of(&binding.hca);
+        // Strings, numbers and lists: this does not fail.
+        let text = serde_json::to_string(binding).unwrap_or_default();
+        let written = node::file::make_directories(&self.files.directory)
+            .and_then(|()| node::file::replace_in_boot(&path, text));
+        written.map_err(|error| format!("bind {}: {error}", binding.hca))?;
+        self.change(|all| drop(all.all.insert(binding.hca.clone(), binding.clone())));
+        Ok(())
     }
 
     /// Frees an HCA. One that is free is freed.
     ///
     /// # Errors
     /// What the kernel said.
-    pub(crate) fn remove(&self, binding: &Binding) -> io::Result<()> {
-        match fs::remove_file(self.path_of(binding)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+    pub(crate) fn remove(&self, hca: &HcaId) -> Result<(), String> {
+        let _writer = self.writer();
+        match fs::remove_file(self.files.path_of(hca)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(format!("free {hca}: {error}"));
+            }
+            _ => {}
         }
+        self.change(|all| drop(all.all.remove(hca)));
+        Ok(())
     }
 
-    fn path_of(&self, binding: &Binding) -> PathBuf {
-        self.directory.join(&binding.hca)
+    /// Takes note of bindings whose pods have ended, and are not free yet.
+    pub(crate) fn note_ended(&self, ended: BTreeMap<HcaId, &'static str>) {
+        let _writer = self.writer();
+        self.change(|all| all.ended = ended);
     }
-}
 
-fn text(binding: &Binding) -> String {
-    // Strings, numbers and lists: this does not fail.
-    serde_json::to_string(binding).unwrap_or_default()
+    /// Takes note of HCAs that processes of ended pods use.
+    pub(crate) fn note_in_use(&self, in_use: BTreeMap<HcaId, String>) {
+        let _writer = self.writer();
+        self.change(|all| all.in_use = in_use);
+    }
 }
 
 #[cfg(test)]
@@ -273,45 +391,71 @@ mod tests {
     }
 
     #[test]
-    fn an_hca_is_bound_once_and_what_is_written_reads_back() {
+    fn what_is_written_reads_back_and_memory_says_the_same() {
         let dir = tempfile::tempdir().unwrap();
-        let store = BindingDirectory::at(dir.path());
-        assert_eq!(store.read().unwrap(), Bindings::default());
+        let store = Store::at(dir.path());
+        let read = || BindingDirectory::at(dir.path()).read().unwrap();
+        let known = store.subscribe();
+        assert!(known.borrow().is_none());
+        assert_eq!(*store.load().unwrap(), Bindings::default());
         let first = binding("0000:3b:00.0", "slot_3e71787e_0");
-        store.create(&first).unwrap();
-        let second = store.create(&binding("0000:3b:00.0", "slot_3e71787e_1"));
-        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         let attached = Binding {
             stage: Stage::Attached,
             ..first.clone()
         };
-        store.replace(&attached).unwrap();
-        let read = store.read().unwrap();
-        assert_eq!(read.all.values().collect::<Vec<_>>(), [&attached]);
-        store.remove(&first).unwrap();
-        store.remove(&first).unwrap();
-        assert_eq!(store.read().unwrap(), Bindings::default());
+        for one in [&first, &attached] {
+            store.put(one).unwrap();
+            assert_eq!(read().all.values().collect::<Vec<_>>(), [one]);
+            assert_eq!(known.borrow().as_deref(), Some(&read()));
+        }
+        for _ in 0..2 {
+            store.remove(&first.hca).unwrap();
+            assert_eq!(read(), Bindings::default());
+            assert_eq!(*store.load().unwrap(), read());
+        }
+    }
+
+    #[test]
+    fn one_daemon_at_a_time_has_the_bindings() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Store::at(dir.path());
+        first.load().unwrap();
+        let second = Store::at(dir.path());
+        let refused = second.load().unwrap_err();
+        assert!(
+            refused.contains("another daemon") && refused.contains("bindings.lock"),
+            "{refused}"
+        );
+        drop(first);
+        second.load().unwrap();
     }
 
     #[test]
     fn an_unreadable_binding_still_binds_its_hca() {
         let dir = tempfile::tempdir().unwrap();
-        let store = BindingDirectory::at(dir.path());
-        store.create(&binding("0000:3b:00.0", "x")).unwrap();
+        let store = Store::at(dir.path());
+        let hca: HcaId = "0000:3b:00.0".parse().unwrap();
+        store.put(&binding("0000:3b:00.0", "x")).unwrap();
         let directory = dir.path().join("bindings");
+        let read = || BindingDirectory::at(dir.path()).read().unwrap();
         for text in ["", "{", "[]", "{\"version\": 2}"] {
             fs::write(directory.join("0000:3b:00.0"), text).unwrap();
-            let read = store.read().unwrap();
-            assert!(read.all.is_empty() && read.has(&"0000:3b:00.0".parse().unwrap()));
+            assert!(read().all.is_empty() && read().has(&hca));
         }
         // One HCA's binding under the name of another.
         let other = serde_json::to_string(&binding("0000:3b:00.1", "x")).unwrap();
         fs::write(directory.join("0000:3b:00.0"), other).unwrap();
-        assert_eq!(store.read().unwrap().unreadable.len(), 1);
+        assert_eq!(read().unreadable.len(), 1);
         // What a killed writer left, and what is no HCA's.
         fs::write(directory.join(".0000:3b:00.1.0123456789abcdef.new"), "{").unwrap();
         fs::write(directory.join("README"), "{").unwrap();
-        assert_eq!(store.read().unwrap().unreadable.len(), 1);
+        assert_eq!(read().unreadable.len(), 1);
+        // It is free once the file is removed.
+        drop(store);
+        let store = Store::at(dir.path());
+        assert!(store.load().unwrap().has(&hca));
+        fs::remove_file(directory.join("0000:3b:00.0")).unwrap();
+        assert!(!store.load().unwrap().has(&hca));
     }
 
     #[test]
@@ -326,7 +470,7 @@ mod tests {
             created("0000:3b:00.2", "y", 300),
         ];
         let bindings = Bindings {
-            all: all.map(|one| (one.hca.parse().unwrap(), one)).into(),
+            all: all.map(|one| (one.hca.clone(), one)).into(),
             ..Bindings::default()
         };
         for (unit, now, expected) in [

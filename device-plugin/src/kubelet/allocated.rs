@@ -188,12 +188,6 @@ impl AllocatedUnits {
         found.map(|found| Self { owners, ..found })
     }
 
-    /// Whether the checkpoint was read and does not have a unit as that of the pod with this UID.
-    pub(crate) fn is_not_of(&self, uid: &str, resource: &str, unit: &str) -> bool {
-        let owner = self.owner(uid, resource, unit);
-        owner.is_some_and(|owner| owner != Owner::This)
-    }
-
     /// Whether the checkpoint has a unit as that of pods with other UIDs alone.
     pub(crate) fn is_of_another_uid(&self, uid: &str, resource: &str, unit: &str) -> bool {
         self.owner(uid, resource, unit) == Some(Owner::Another)

@@ -31,6 +31,7 @@ use tokio::task::JoinSet;
 use tracing::Level;
 
 use super::settings::Settings;
+use crate::binding::store::Bindings;
 use crate::candidate::memory::Memory;
 use crate::config::Config;
 use crate::config::last_good::{Kept, REJECTED, Start};
@@ -65,6 +66,8 @@ pub(super) struct Inputs {
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
+    /// Which slot is which HCA; none until that was read.
+    pub(super) bindings: watch::Receiver<Option<Arc<Bindings>>>,
 }
 
 impl Inputs {
@@ -74,6 +77,7 @@ impl Inputs {
             Some(trigger) = self.heard.recv() => trigger,
             Ok(()) = self.held.changed() => Trigger::Pods,
             Ok(()) = self.found.changed() => Trigger::Child,
+            Ok(()) = self.bindings.changed() => Trigger::Binding,
             else => std::future::pending().await,
         }
     }
@@ -108,7 +112,6 @@ struct LoopReaders {
     /// The reads that were logged as late.
     logged: Vec<Late>,
     configuration: Reader,
-    bindings: Reader,
     cdi: Reader,
     leftovers: Reader,
     links: Reader,
@@ -119,7 +122,6 @@ impl LoopReaders {
         let file = |thread, what: &str| all.reader(thread, what, FILE_TIMEOUT);
         Self {
             configuration: file("configuration", "the configuration"),
-            bindings: file("bindings", "the list of bindings"),
             cdi: file(
                 "cdi",
                 &format!("the work in {}", settings.paths.cdi_dir.display()),

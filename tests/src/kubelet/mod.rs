@@ -281,6 +281,8 @@ impl Kubelet {
         self.shared.fits(&pod)?;
         self.runtime.block_on(self.shared.allocate(&pod))?;
         write_pod(&self.shared.settings.pods, &pod).map_err(unexpected)?;
+        self.populate(&pod.metadata.uid, false)
+            .map_err(unexpected)?;
         self.shared.lock().pods.insert(name, pod);
         Ok(())
     }
@@ -301,8 +303,35 @@ impl Kubelet {
     /// There is no such pod or container, or `PreStartContainer` failed.
     pub fn run_options(&self, pod: &str, container: &str) -> Result<RunOptions> {
         let pod = self.pod(pod)?;
-        self.runtime
-            .block_on(self.shared.run_options(&pod, container))
+        let options = self
+            .runtime
+            .block_on(self.shared.run_options(&pod, container))?;
+        self.populate(&pod.metadata.uid, true)?;
+        Ok(options)
+    }
+
+    /// The pod's cgroup, which has processes or not.
+    fn populate(&self, uid: &str, populated: bool) -> Result<()> {
+        let Some(root) = &self.shared.settings.cgroups else {
+            return Ok(());
+        };
+        let cgroup = cgroup(root, uid);
+        fs::create_dir_all(&cgroup)?;
+        fs::write(root.join("cgroup.controllers"), "cpu memory pids\n")?;
+        let events = format!("populated {}\nfrozen 0\n", u8::from(populated));
+        Ok(fs::write(cgroup.join("cgroup.events"), events)?)
+    }
+
+    /// The last process of a pod ends, and its cgroup goes.
+    ///
+    /// # Errors
+    /// There is no such cgroup.
+    pub fn end_processes(&self, uid: &str) -> Result<()> {
+        self.populate(uid, false)?;
+        match &self.shared.settings.cgroups {
+            Some(root) => Ok(fs::remove_dir_all(cgroup(root, uid))?),
+            None => Ok(()),
+        }
     }
 
     /// The pods of the node by `namespace/name`.
@@ -344,6 +373,16 @@ impl Kubelet {
     /// # Errors
     /// There is no such pod, or its object cannot be removed.
     pub fn remove(&self, pod: &str) -> Result<()> {
+        let uid = self.pod(pod)?.metadata.uid;
+        self.end_processes(&uid)?;
+        self.remove_by_force(pod)
+    }
+
+    /// Removes a pod whose processes may hang: it holds nothing from here on.
+    ///
+    /// # Errors
+    /// There is no such pod.
+    pub fn remove_by_force(&self, pod: &str) -> Result<()> {
         let pod = self.pod(pod)?;
         let path = pod_path(&self.shared.settings.pods, &pod);
         fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
@@ -377,6 +416,11 @@ impl Drop for Kubelet {
             let _ = thread.join();
         }
     }
+}
+
+fn cgroup(root: &Path, uid: &str) -> PathBuf {
+    let name = format!("kubepods-pod{}.slice", uid.replace('-', "_"));
+    root.join("kubepods.slice").join(name)
 }
 
 /// Binds a socket, in place of one left by a kubelet that was killed.

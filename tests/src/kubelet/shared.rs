@@ -26,6 +26,8 @@ pub struct Settings {
     pub root: PathBuf,
     /// A directory of Pod objects as JSON: stands for the API server.
     pub pods: PathBuf,
+    /// The cgroups of the node (version 2, driver `systemd`), where it makes one for each pod.
+    pub cgroups: Option<PathBuf>,
     /// How long the capacity of a lost plugin stays on the Node.
     pub grace: Duration,
     /// What its gRPC client calls itself; that of a kubelet is `grpc-go/VERSION`.
@@ -40,8 +42,20 @@ impl Settings {
             device_plugins: root.join("device-plugins"),
             root: root.to_path_buf(),
             pods: root.join("api/pods"),
+            cgroups: None,
             grace: Duration::from_secs(300),
             client: "grpc-go/1.58.3".to_owned(),
+        }
+    }
+}
+
+impl Settings {
+    /// The same on a node with cgroups.
+    #[must_use]
+    pub fn with_cgroups(self, directory: PathBuf) -> Self {
+        Self {
+            cgroups: Some(directory),
+            ..self
         }
     }
 }

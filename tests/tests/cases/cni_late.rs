@@ -139,6 +139,7 @@ fn names(directory: &Path) -> Result<Vec<String>> {
 
 fn settings(scene: &Scene) -> Settings {
     Settings::below(&scene.host.directory().join("kubelet"))
+        .with_cgroups(scene.host_root().join("sys/fs/cgroup"))
 }
 
 fn socket(scene: &Scene) -> PathBuf {

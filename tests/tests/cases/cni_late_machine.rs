@@ -29,6 +29,7 @@ use crate::plugin::{Plugin, Script};
 
 cases! {
     each_gpu_of_the_seeds_quadruples_has_a_nic_of_its_switch => quadruples();
+    a_late_pod_costs_at_most_four_scans => scans();
     two_hundred_pods_come_and_go_under_killed_daemons => come_and_go();
 }
 
@@ -363,6 +364,7 @@ impl Node {
 
 fn settings(scene: &Scene) -> Settings {
     Settings::below(&scene.host.directory().join("kubelet"))
+        .with_cgroups(scene.host_root().join("sys/fs/cgroup"))
 }
 
 fn socket(scene: &Scene) -> PathBuf {
@@ -376,7 +378,8 @@ fn config_file(scene: &Scene) -> PathBuf {
 fn start(scene: &Scene) -> Result<Daemon> {
     let settings = settings(scene);
     let mut command = scene.host.netns.command(product("rdma-device-plugin")?);
-    let flags: [(&str, &Path); 7] = [
+    let flags: [(&str, &Path); 8] = [
+        ("--log-level", Path::new("debug")),
         ("--config-file", &config_file(scene)),
         ("--host-root", &scene.host_root()),
         ("--device-plugin-dir", &settings.device_plugins),
@@ -411,6 +414,41 @@ fn netdevs(hcas: &BTreeSet<String>) -> BTreeSet<String> {
     all.filter(|(nic, _)| hcas.contains(**nic))
         .map(|(_, netdev)| netdev.to_owned())
         .collect()
+}
+
+/// A binding changes the plan, not the host.
+fn scans() -> Result<()> {
+    let mut node = Node::new()?;
+    node.kill_daemon()?;
+    let config = LATE.replace("rescanInterval: 1s", "rescanInterval: 0");
+    fs::write(config_file(&node.scene), config)?;
+    node.start_daemon()?;
+    let node = node;
+    let keys = json!({"names": "{host}"});
+    let count = || node.daemon.log().matches("scanned the host").count();
+    let settled = || -> Result<usize> {
+        let started = Instant::now();
+        let mut before = count();
+        loop {
+            thread::sleep(Duration::from_millis(700));
+            if count() == before {
+                return Ok(before);
+            }
+            before = count();
+            ensure!(started.elapsed() < WAIT_TIMEOUT, "{}", node.daemon.log());
+        }
+    };
+    let before = settled()?;
+    let pod = node.admit("a", &[0])?;
+    node.add(&pod, &keys)?;
+    let name = format!("default/{}", pod.name);
+    node.kubelet.run_options(&name, "main")?;
+    node.del(&pod, &keys)?;
+    node.remove(&pod)?;
+    node.nothing_is_left()?;
+    let scans = settled()? - before;
+    ensure!(scans <= 4, "{scans}: {}", node.daemon.log());
+    Ok(())
 }
 
 /// The GPUs of the pods that were measured: 22.2 GB/s and 11.2 GB/s with NICs that were given by

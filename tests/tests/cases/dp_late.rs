@@ -2,9 +2,10 @@
 //! and whoever asks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -40,8 +41,10 @@ pub(crate) const CASES: &[Case] = &[
         a_daemon_killed_between_bind_and_commit_changes_nothing,
         Root
     ),
-    case!(bindings_change_by_one_daemon_at_a_time, Root),
-    case!(a_pod_made_anew_is_bound_though_its_predecessor_was, Root),
+    case!(one_daemon_at_a_time_has_the_bindings, Root),
+    case!(the_next_pod_on_the_same_hcas_starts_at_once, Root),
+    case!(a_pod_deleted_by_force_has_its_hcas_while_it_runs, Root),
+    case!(without_cgroups_two_lists_free_an_hca, Root),
     case!(
         a_new_sandbox_is_bound_anew_and_the_old_one_gets_nothing,
         Root
@@ -85,9 +88,13 @@ struct Node {
 
 impl Node {
     fn new(config: &str) -> Result<Self> {
+        Self::with_flags(config, &[])
+    }
+
+    fn with_flags(config: &str, flags: &[&str]) -> Result<Self> {
         let machine = Machine::laid(machine::a4)?;
         let kubelet = machine.kubelet()?;
-        let daemon = start(&machine, config)?;
+        let daemon = start_with(&machine, config, flags)?;
         let script = Script {
             options: kubelet_api::deviceplugin::DevicePluginOptions {
                 get_preferred_allocation_available: true,
@@ -280,6 +287,10 @@ impl Node {
 }
 
 fn start(machine: &Machine, config: &str) -> Result<Daemon> {
+    start_with(machine, config, &[])
+}
+
+fn start_with(machine: &Machine, config: &str, more: &[&str]) -> Result<Daemon> {
     let file = machine.directory().join("config");
     fs::write(&file, config)?;
     let (root, cdi) = (machine.settings().root, machine.directory().join("cdi"));
@@ -289,6 +300,8 @@ fn start(machine: &Machine, config: &str) -> Result<Daemon> {
         "--cdi-dir".as_ref(),
         cdi.as_os_str(),
     ];
+    let more = more.iter().map(|flag| flag.as_ref());
+    let flags: Vec<&OsStr> = flags.into_iter().chain(more).collect();
     machine.daemon_on(&file, &flags)
 }
 
@@ -299,14 +312,6 @@ struct Admitted {
 
 fn hcas(bound: &Bound) -> Vec<&str> {
     bound.slots.iter().map(|slot| slot.hca.as_str()).collect()
-}
-
-/// Makes a binding older or newer by some seconds.
-fn shift_created(binding: &Path, seconds: i64) -> Result<()> {
-    let mut file: Value = serde_json::from_str(&fs::read_to_string(binding)?)?;
-    let created = file["created"].as_u64().context("a time")?;
-    file["created"] = Value::from(created.saturating_add_signed(seconds));
-    Ok(fs::write(binding, file.to_string())?)
 }
 
 fn kind<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Result<FailureKind> {
@@ -435,18 +440,20 @@ fn a_daemon_killed_between_bind_and_commit_changes_nothing() -> Result<()> {
     let mut node = Node::new(LATE)?;
     let pod = node.admit("a", &[1, 6], 2)?;
     let bound = node.bind(&pod, "s1")?;
-    node.daemon.signal(Signal::SIGKILL)?;
-    node.daemon.ended(Duration::from_secs(5))?;
-    node.daemon = start(&node.machine, LATE)?;
-    node.ready()?;
-    node.until("answer of the new daemon", || {
-        Ok(node.bind(&pod, "s1").is_ok())
-    })?;
-    assert_eq!(node.bind(&pod, "s1")?, bound);
     // What it did not get to is done as it would have been.
-    let bindings = node.machine.bindings();
-    fs::remove_file(bindings.join(hcas(&bound)[1]))?;
-    assert_eq!(node.bind(&pod, "s1")?, bound);
+    for missing in [None, Some(hcas(&bound)[1])] {
+        node.daemon.signal(Signal::SIGKILL)?;
+        node.daemon.ended(Duration::from_secs(5))?;
+        if let Some(hca) = missing {
+            fs::remove_file(node.machine.bindings().join(hca))?;
+        }
+        node.daemon = start(&node.machine, LATE)?;
+        node.ready()?;
+        node.until("answer of the new daemon", || {
+            Ok(node.bind(&pod, "s1").is_ok())
+        })?;
+        assert_eq!(node.bind(&pod, "s1")?, bound);
+    }
     // Another pod does not get what the killed one had bound.
     let other = node.admit("b", &[0], 1)?;
     let others = node.bind(&other, "s2")?;
@@ -463,41 +470,35 @@ fn a_daemon_killed_between_bind_and_commit_changes_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The old daemon of an upgrade, which is in the middle of a question, is this test.
-fn bindings_change_by_one_daemon_at_a_time() -> Result<()> {
-    let node = Node::new(LATE)?;
+/// As of an old daemon that does not end.
+fn one_daemon_at_a_time_has_the_bindings() -> Result<()> {
+    let mut node = Node::new(LATE)?;
     let pod = node.admit("a", &[1], 1)?;
-    let path = node.machine.bindings().with_file_name("bindings.lock");
-    let refused = |answer: Result<(), ClientError>| -> Result<()> {
-        let Err(ClientError {
-            fault: Fault::Failed(failure),
-            ..
-        }) = answer
-        else {
-            bail!("{answer:?}");
-        };
-        assert_eq!(failure.kind, FailureKind::BindingsUnavailable);
-        ensure!(failure.message.contains("bindings.lock"), "{failure:?}");
-        Ok(())
-    };
-    let held = locked(&path)?;
-    refused(node.bind(&pod, "s1").map(drop))?;
-    assert_eq!(node.bindings()?, BTreeMap::new());
-    drop(held);
     let bound = node.bind(&pod, "s1")?;
-    let held = locked(&path)?;
-    refused(node.commit(&pod, "s1").map(drop))?;
-    refused(node.unbind("s1").map(drop))?;
+    node.daemon.signal(Signal::SIGKILL)?;
+    node.daemon.ended(Duration::from_secs(5))?;
+    let held = locked(&node.machine.bindings().with_file_name("bindings.lock"))?;
+    node.daemon = start(&node.machine, LATE)?;
+    node.ready()?;
+    node.until("refusal that names the lock", || {
+        let asked = [
+            node.bind(&pod, "s1").map(drop),
+            node.commit(&pod, "s1").map(drop),
+            node.unbind("s1").map(drop),
+        ];
+        let named = asked.iter().all(|answer| {
+            let refused = answer.as_ref().map_err(ToString::to_string);
+            refused.is_err_and(|why| why.contains("bindings.lock"))
+        });
+        ensure!(asked.into_iter().all(|answer| answer.is_err()), "answered");
+        Ok(named)
+    })?;
     assert_eq!(node.bindings()?.len(), 1);
     assert_eq!(node.cdi_devices()?, BTreeMap::new());
-    // It waits for one that ends soon.
-    let release = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(300));
-        drop(held);
-    });
+    drop(held);
+    node.until("answer", || Ok(node.bind(&pod, "s1").is_ok()))?;
+    assert_eq!(node.bind(&pod, "s1")?, bound);
     node.commit(&pod, "s1")?;
-    ensure!(release.is_finished());
-    assert_eq!(hcas(&bound).len(), node.cdi_devices()?.len());
     Ok(())
 }
 
@@ -531,8 +532,6 @@ fn an_old_sandbox_is_unbound_once_its_record_is_gone() -> Result<()> {
     let record = node.record("s1")?;
     fs::write(&record, "of an attachment")?;
     node.commit(&pod, "s1")?;
-    // The clock is set back before the next sandbox is bound.
-    shift_created(&node.machine.bindings().join(hcas(&old)[0]), 100)?;
     let new = node.bind(&pod, "s2")?;
     node.commit(&pod, "s2")?;
     assert_ne!(hcas(&new), hcas(&old));
@@ -617,34 +616,80 @@ fn a_pod_without_attachment_is_bound_at_start_where_allowed() -> Result<()> {
     Ok(())
 }
 
+const AT_START: &str = "binding: late\n  bindAtStart: true";
+
 /// As of a `StatefulSet`: the next pod has the name and all slots of one that ended a moment ago.
-fn a_pod_made_anew_is_bound_though_its_predecessor_was() -> Result<()> {
-    let config = LATE.replace("binding: late", "binding: late\n  bindAtStart: true");
-    let node = Node::new(&config)?;
+fn the_next_pod_on_the_same_hcas_starts_at_once() -> Result<()> {
+    let node = Node::new(&LATE.replace("binding: late", AT_START))?;
     let gpus: Vec<usize> = (0..8).collect();
-    let before = node.admit("train-0", &gpus, 8)?;
-    node.start_container(&before)?;
-    let has_hcas = |rows: &BTreeSet<String>| {
-        rows.len() == 8 && rows.iter().all(|row| row.ends_with(" \"started\""))
-    };
-    node.wait_pods(has_hcas)?;
-    node.remove(&before)?;
-    let anew = node.admit("train-0", &gpus, 8)?;
-    // Its predecessor's bindings of the same slots are not shown as its own, long before they are freed.
-    node.wait_pods(|rows| *rows == BTreeSet::from(["null null".to_owned()]))?;
-    let bindings = fs::read_dir(node.machine.bindings())?.count();
-    ensure!(bindings > 0, "they are freed already");
-    // So long ago that a list of the kubelet says something about them.
-    for entry in fs::read_dir(node.machine.bindings())? {
-        shift_created(&entry?.path(), -100)?;
+    for round in 0..4 {
+        let pod = node.admit("train-0", &gpus, 8)?;
+        // The kubelet does not try again.
+        let asked = Instant::now();
+        node.start_container(&pod)
+            .with_context(|| format!("{round}: {}", node.daemon.log()))?;
+        let took = asked.elapsed();
+        ensure!(took < Duration::from_secs(1), "{round}: {took:?}");
+        node.wait_pods(|rows| {
+            rows.len() == 8 && rows.iter().all(|row| row.ends_with(" \"started\""))
+        })?;
+        node.remove(&pod)?;
     }
-    let started = Instant::now();
-    // The kubelet tries again, too.
-    while let Err(error) = node.start_container(&anew) {
-        ensure!(started.elapsed() < Duration::from_secs(60), "{error:#}");
-        thread::sleep(Duration::from_millis(500));
+    // Without a next pod they are free as well.
+    node.until("end of all bindings", || Ok(node.bindings()?.is_empty()))
+}
+
+fn a_pod_deleted_by_force_has_its_hcas_while_it_runs() -> Result<()> {
+    let node = Node::new(&LATE.replace("binding: late", AT_START))?;
+    let gpus: Vec<usize> = (0..8).collect();
+    let hangs = node.admit("a", &gpus, 8)?;
+    node.start_container(&hangs)?;
+    let bound = node.bindings()?;
+    node.kubelet.remove_by_force("default/a")?;
+    let next = node.admit("b", &gpus, 8)?;
+    let refused = node.bind(&next, "s2").err().context("bound")?.to_string();
+    ensure!(
+        refused.contains("default/a") && refused.contains("processes of it run"),
+        "{refused}"
+    );
+    let ended = thread::scope(|scope| {
+        let kubelet = &node.kubelet;
+        let started = scope.spawn(|| {
+            kubelet.run_options("default/b", "main")?;
+            anyhow::Ok(Instant::now())
+        });
+        thread::sleep(Duration::from_secs(3));
+        ensure!(!started.is_finished(), "{}", node.daemon.log());
+        assert_eq!(node.bindings()?, bound);
+        let ended = Instant::now();
+        node.kubelet
+            .end_processes(hangs.pod.uid.as_deref().context("a UID")?)?;
+        let started = started.join().map_err(|_| anyhow::anyhow!("panicked"))?;
+        Ok(started?.duration_since(ended))
+    })?;
+    ensure!(ended < Duration::from_secs(1), "{ended:?}");
+    assert_eq!(node.bindings()?.len(), 8);
+    Ok(())
+}
+
+fn without_cgroups_two_lists_free_an_hca() -> Result<()> {
+    let config = LATE.replace("binding: late", AT_START);
+    let node = Node::with_flags(&config, &["--cgroup-dir", "/nonexistent"])?;
+    let pod = node.admit("a", &[0], 1)?;
+    node.start_container(&pod)?;
+    node.kubelet.remove_by_force("default/a")?;
+    let removed = Instant::now();
+    while !node.bindings()?.is_empty() {
+        let log = || node.daemon.log();
+        ensure!(removed.elapsed() < Duration::from_secs(60), "{}", log());
+        thread::sleep(Duration::from_millis(200));
     }
-    node.wait_pods(has_hcas)
+    let took = removed.elapsed();
+    ensure!(
+        took > Duration::from_secs(10),
+        "one list was enough: {took:?}"
+    );
+    Ok(())
 }
 
 fn what_a_container_started_with_stays_whatever_comes_later() -> Result<()> {

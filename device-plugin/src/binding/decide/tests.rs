@@ -24,6 +24,7 @@ fn container(name: &str, slots: &[u32], gpus: &[usize]) -> Container {
         name: name.into(),
         slots: slots.iter().map(|n| format!("slot_3e71787e_{n}")).collect(),
         gpus: gpus.iter().copied().collect(),
+        ..Container::default()
     }
 }
 
@@ -254,4 +255,48 @@ fn what_slots_became_is_kept() {
             Ok(first.clone())
         );
     }
+}
+
+#[test]
+fn a_pod_without_gpus_keeps_the_nodes_of_its_slots() {
+    // NICs 0 to 3 are on node 0, 4 to 7 on node 1.
+    let machine = scan(machine::a4);
+    let hcas = all(&machine);
+    let listed = |nodes: &[u32], gpus: &[usize]| {
+        let mut container = count("main", u32::try_from(nodes.len()).unwrap(), gpus);
+        container.nodes = container
+            .slots
+            .iter()
+            .cloned()
+            .zip(nodes.to_vec())
+            .collect();
+        [container]
+    };
+    let free = |free: &[usize]| -> Vec<HcaId> { free.iter().map(|at| hcas[*at].clone()).collect() };
+    let (none, every) = (BTreeMap::new(), hcas.clone());
+    let nodes = |usable: &[HcaId], kept: &BTreeMap<String, HcaId>, pod: &[Container]| -> Vec<u32> {
+        let assigned = decide(&machine, usable, kept, pod, true).unwrap();
+        let nics = nics(&machine, &assigned);
+        nics.iter()
+            .map(|nic| machine.nics[*nic].place.numa.unwrap())
+            .collect()
+    };
+    for listed_on in [&[1][..], &[0], &[0, 1], &[1, 0], &[1, 1, 0, 1]] {
+        assert_eq!(nodes(&every, &none, &listed(listed_on, &[])), listed_on);
+    }
+    // The node has no more free ones: another node is better than nothing.
+    assert_eq!(
+        nodes(&free(&[0, 1, 5]), &none, &listed(&[1, 1], &[])),
+        [1, 0]
+    );
+    let kept = BTreeMap::from([("slot_3e71787e_0".to_owned(), hcas[0].clone())]);
+    assert_eq!(nodes(&free(&[1, 5]), &kept, &listed(&[1, 1], &[])), [0, 1]);
+    // With GPUs the HCA nearest to them wins.
+    assert_eq!(nodes(&every, &none, &listed(&[1], &[0])), [0]);
+    // Each container keeps its own.
+    let mut pod = [count("a", 1, &[]), container("b", &[7], &[])];
+    for (container, node) in pod.iter_mut().zip([1, 0]) {
+        container.nodes = BTreeMap::from([(container.slots[0].clone(), node)]);
+    }
+    assert_eq!(nodes(&every, &none, &pod), [1, 0]);
 }

@@ -57,6 +57,7 @@ impl Offer {
                 .map(|number| format!("slot_3e71787e_{number}"))
                 .collect(),
             gpus: gpus.iter().copied().collect(),
+            ..Container::default()
         };
         let kept = BTreeMap::new();
         let assigned = decide(&self.seen.machine, &usable, &kept, &[container], true).unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Daemon;
-use crate::binding::places::directory_obstacle;
+use crate::binding::slot_specification::directory_obstacle;
 use crate::config::{Delivery, PoolConfig, Sharing};
 use crate::deliver::{cdi, device_info};
 use crate::snapshot::Snapshot;
@@ -15,32 +15,23 @@ fn is_by_pool_file(snapshot: &Snapshot) -> bool {
 }
 
 impl Daemon {
-    /// The bindings of slots, and whether their CDI files can be written, before each scan is taken
-    /// in.
+    /// The bindings of slots, and whether their CDI files can be written.
     pub(super) async fn read_bindings(&mut self) {
         let paths = self.settings.paths.clone();
         let is_late = |pool: &PoolConfig| matches!(pool.sharing, Sharing::Late(_));
         let has_late_pool = self.config.pools.iter().any(is_late);
-        let read = self.readers.bindings.run(move || {
-            let obstacle = has_late_pool.then(|| {
+        let read = self.readers.cdi.run(move || {
+            has_late_pool.then(|| {
                 hca::host::show(&paths.cdi_dir);
                 directory_obstacle(&paths.cdi_dir)
-            });
-            (obstacle.flatten(), paths.store().read())
+            })
         });
-        self.world.bindings_unread = true;
-        let Ok((obstacle, bindings)) = read.await else {
-            return;
-        };
-        self.world.cdi_obstacle = obstacle;
-        self.world.bindings_unread = bindings.is_err();
-        match bindings {
-            Ok(bindings) if *self.world.bindings == bindings => {}
-            Ok(bindings) => self.world.bindings = Arc::new(bindings),
-            Err(error) => {
-                tracing::error!(%error, "cannot read the bindings of slots; what was known stays in force")
-            }
+        if let Ok(obstacle) = read.await {
+            self.world.cdi_obstacle = obstacle.flatten();
         }
+        let bindings = self.inputs.bindings.borrow_and_update().clone();
+        self.world.bindings_unread = bindings.is_none();
+        self.world.bindings = bindings.unwrap_or_default();
     }
 
     /// Puts CDI specifications in place, before the kubelet hears of the units in them. A pool

@@ -1,0 +1,159 @@
+//! The round that frees bindings of pods that ended, removes CDI files that no binding has, and finds
+//! processes of ended pods that still use an HCA.
+//!
+//! A CDI file without a binding is removed at once: its container must not start with device nodes that
+//! are not bound to its pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use attachment::cdi_file::{CdiDirectory, PREFIX};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::binder::{Binder, free, lock};
+use super::containers::CgroupWatch;
+use super::contexts::{self, Context};
+use super::slot_specification::file_name;
+use super::state::{PROCESSES, State, binding_state, lacking, why_ended};
+use super::store::Bindings;
+use crate::kubelet::allocated::AllocatedUnits;
+use crate::node_paths::NodePaths;
+
+/// Time between two rounds where nothing happens.
+const INTERVAL: Duration = Duration::from_secs(15);
+/// The same while bindings or the kubelet's word are not known.
+const START_INTERVAL: Duration = Duration::from_secs(1);
+/// How long events are gathered.
+const GATHER_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the kubelet may take to say who has an HCA that a process uses.
+const KUBELET_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Rounds until `stop`: at each list of the kubelet that has news, when processes of a pod end, and
+/// every [`INTERVAL`]. `held` has the kubelet's newest list, also where it is no news.
+pub(crate) async fn keep_tidy(
+    binder: Arc<Binder>,
+    mut held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
+    stop: CancellationToken,
+) {
+    let mut watch = CgroupWatch::default();
+    let mut bindings = binder.store.subscribe();
+    let mut logged = None;
+    loop {
+        let newest = held.borrow_and_update().clone();
+        let failed = binder
+            .tidy(newest)
+            .await
+            .err()
+            .map(|failure| failure.message);
+        if let Some(error) = failed.as_ref().filter(|_| logged != failed) {
+            tracing::warn!(error, "cannot find out which bindings are over");
+        }
+        logged = failed;
+        let interval = match logged.is_some() || held.borrow().is_none() {
+            true => START_INTERVAL,
+            false => INTERVAL,
+        };
+        let next = tokio::time::sleep(interval);
+        tokio::pin!(next);
+        loop {
+            let all = bindings.borrow_and_update().clone().unwrap_or_default();
+            let cgroups = all.all.values().filter_map(|one| one.cgroup.as_ref());
+            let root = &binder.paths.cgroup_dir;
+            watch.follow(
+                cgroups.map(|cgroup| root.join(cgroup)).collect(),
+                &binder.ended,
+            );
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = &mut next => break,
+                Ok(()) = held.changed() => break,
+                () = binder.ended.notified() => break,
+                Ok(()) = bindings.changed() => {}
+            }
+        }
+        tokio::time::sleep(GATHER_INTERVAL).await;
+    }
+}
+
+impl Binder {
+    async fn tidy(&self, held: Option<Arc<AllocatedUnits>>) -> Result<(), node_wire::Failure> {
+        let read = self.world(held, None);
+        let (store, paths, known) = (self.store.clone(), self.paths.clone(), self.lacking.clone());
+        let hcas = self.report().exclusive_hcas();
+        let round = move || {
+            // Files before bindings: each is made after its binding.
+            let files = files_of_slots(&paths);
+            let world = read()?;
+            for why in world.bindings.unreadable.values() {
+                tracing::warn!(
+                    why,
+                    "a binding cannot be read, and its HCA is given to no pod; remove the file"
+                );
+            }
+            let removed = files.and_then(|files| remove_unbound(files, &world.bindings));
+            if let Err(error) = removed {
+                tracing::warn!(error, "cannot remove CDI files that no binding has");
+            }
+            let mut ended = BTreeMap::new();
+            for (hca, one) in &world.bindings.all {
+                match binding_state(one, &world) {
+                    State::Over(why) => free(&store, &paths, one, why)?,
+                    State::InUse(PROCESSES) => drop(ended.insert(hca.clone(), PROCESSES)),
+                    State::InUse(_) | State::Unknown(_) => {
+                        ended.extend(why_ended(one, &world).map(|why| (hca.clone(), why)));
+                    }
+                }
+            }
+            *lock(&known) = lacking(&world);
+            store.note_ended(ended);
+            Ok(contexts::read(&paths.host, &hcas))
+        };
+        let used: Vec<Context> = self.blocking(round).await??;
+        let mut in_use = BTreeMap::new();
+        if !used.is_empty() {
+            // A pod that has started since the last list may have them.
+            let listed = self.pods.allocated(KUBELET_TIMEOUT).await;
+            let Ok(listed) = listed else { return Ok(()) };
+            let (held, bindings) = (listed.hcas(), self.bindings());
+            let is_free = |one: &&Context| !held.contains_key(&one.hca) && !bindings.has(&one.hca);
+            for one in used.iter().filter(is_free) {
+                in_use
+                    .entry(one.hca.clone())
+                    .or_insert_with(|| one.to_string());
+            }
+        }
+        self.store.note_in_use(in_use);
+        Ok(())
+    }
+}
+
+/// The CDI directory and the files of slots in it; none where it does not exist.
+fn files_of_slots(paths: &NodePaths) -> Result<Option<(CdiDirectory, Vec<String>)>, String> {
+    let directory = match CdiDirectory::open(&paths.cdi_dir) {
+        Ok(directory) => directory,
+        Err(error) if error.is_missing() => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    let names = directory.names(PREFIX).map_err(|error| error.to_string())?;
+    Ok(Some((directory, names)))
+}
+
+/// Removes files of slots that no binding has: of an earlier boot, or of a process that was killed
+/// between removing the two.
+fn remove_unbound(
+    files: Option<(CdiDirectory, Vec<String>)>,
+    bindings: &Bindings,
+) -> Result<(), String> {
+    // Whose files they are is not known while a binding cannot be read.
+    let Some((directory, names)) = files.filter(|_| bindings.unreadable.is_empty()) else {
+        return Ok(());
+    };
+    let bound: BTreeSet<String> = bindings.all.values().map(file_name).collect();
+    for name in names.into_iter().filter(|name| !bound.contains(name)) {
+        directory.remove(&name).map_err(|error| error.to_string())?;
+        tracing::info!(name, "removed a CDI file that no binding has");
+    }
+    Ok(())
+}
