@@ -101,7 +101,9 @@ fn read_word(path: &Path) -> io::Result<String> {
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
     let mut text = [0; 64];
     let length = File::from(openat(AT_FDCWD, path, flags, Mode::empty())?).read(&mut text)?;
-    Ok(word(&String::from_utf8_lossy(text.get(..length).unwrap_or(&text))))
+    Ok(word(&String::from_utf8_lossy(
+        text.get(..length).unwrap_or(&text),
+    )))
 }
 
 fn word(text: &str) -> String {

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use hca::HcaId;
 use hca::host::Hung;
 use node::file::FileId;
 use node_wire::status::ConfigurationStatus;
@@ -66,6 +67,8 @@ pub(super) struct Inputs {
     pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
+    /// HCAs that were removed for good.
+    pub(super) removed: watch::Receiver<BTreeSet<HcaId>>,
     /// Which slot is which HCA; none until that was read.
     pub(super) bindings: watch::Receiver<Option<Arc<Bindings>>>,
 }
@@ -78,6 +81,7 @@ impl Inputs {
             Ok(()) = self.held.changed() => Trigger::Pods,
             Ok(()) = self.found.changed() => Trigger::Child,
             Ok(()) = self.bindings.changed() => Trigger::Binding,
+            Ok(()) = self.removed.changed() => Trigger::Forget,
             else => std::future::pending().await,
         }
     }
@@ -414,6 +418,10 @@ impl Daemon {
                 self.tidy = after(Some(later));
                 Some(trigger)
             }
+            Trigger::Forget => {
+                self.history.memory.forget(&self.inputs.removed.borrow());
+                Some(trigger)
+            }
             Trigger::Child => {
                 let children = self.inputs.found.borrow().children.clone();
                 if children == self.world.children {
@@ -433,8 +441,11 @@ impl Daemon {
         let pools = pools.filter_map(|pool| self.sessions.report(&pool.resource));
         let excluded = &self.plan.excluded;
         let host = self.host.as_deref();
+        let missing = self.plan.missing.iter().map(ToString::to_string);
+        let missing: Vec<String> = missing.collect();
         let remarks = [
             self.plan.remarks.as_slice(),
+            &missing,
             self.links.faults(),
             host.map_or(&[], |host| &host.faults),
             &self.files.faults(),
@@ -452,6 +463,7 @@ impl Daemon {
             netns_mode: host.and_then(|host| host.inventory.netns_mode),
             pools: pools.collect(),
             excluded: excluded.iter().map(ToString::to_string).collect(),
+            missing: self.plan.missing.clone(),
             remarks,
             transitions: self.history.transitions.clone(),
             allocated: self.world.allocated.clone(),

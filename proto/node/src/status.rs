@@ -11,6 +11,18 @@ use crate::Pod;
 #[serde(deny_unknown_fields)]
 pub struct StatusQuestion {}
 
+/// Asks the daemon to forget an HCA that is missing: it was removed for good.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForgetQuestion {
+    /// As unit IDs name it.
+    pub hca: String,
+}
+
+/// The answer to [`ForgetQuestion`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forgotten {}
+
 /// What the daemon serves, to whom, and how it is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -33,10 +45,24 @@ pub struct DaemonStatus {
     pub node_socket: SocketStatus,
     /// One entry for each resource, in the order of the configuration.
     pub pools: Vec<PoolStatus>,
+    /// HCAs that were here and are not.
+    pub missing: Vec<MissingHca>,
     /// Slots that are bound to an HCA.
     pub bindings: Vec<BindingStatus>,
     /// How well the HCAs of pods with bound slots fit their GPUs.
     pub alignment: Vec<PodAlignment>,
+}
+
+/// An HCA that was here, in this boot or an earlier one, and is not.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MissingHca {
+    /// As unit IDs name it.
+    pub id: String,
+    /// Its RDMA devices when it was here.
+    pub rdma_devices: Vec<String>,
+    /// Since when, in Unix seconds.
+    pub since: u64,
 }
 
 /// The configuration in force.
