@@ -287,9 +287,16 @@ impl Store {
         if let Some(known) = known.filter(|known| known.unreadable.is_empty()) {
             return Ok(known);
         }
-        let directory = &self.files.directory;
+        // A node without bindings has no file of ours.
+        if self.files.directory.exists() {
+            self.lock(&mut writer)?;
+        }
+        self.read()
+    }
+
+    fn lock(&self, writer: &mut Option<Lock>) -> Result<(), String> {
         if writer.is_none() {
-            let path = directory.with_extension("lock");
+            let path = self.files.directory.with_extension("lock");
             let lock = Lock::exclusive(&path, DIRECTORY, LOCK_TIMEOUT);
             *writer = Some(lock.map_err(|error| {
                 format!(
@@ -298,8 +305,13 @@ impl Store {
                 )
             })?);
         }
+        Ok(())
+    }
+
+    fn read(&self) -> Result<Arc<Bindings>, String> {
+        let directory = self.files.directory.display();
         let read = self.files.read();
-        let mut read = read.map_err(|error| format!("list {}: {error}", directory.display()))?;
+        let mut read = read.map_err(|error| format!("list {directory}: {error}"))?;
         if let Some(known) = self.all.borrow().as_deref() {
             read.in_use.clone_from(&known.in_use);
             read.ended.clone_from(&known.ended);
@@ -334,12 +346,19 @@ impl Store {
     /// # Errors
     /// What the kernel said.
     pub(crate) fn put(&self, binding: &Binding) -> Result<(), String> {
-        let _writer = self.writer();
+        let mut writer = self.writer();
+        let made = node::file::make_directories(&self.files.directory);
+        made.map_err(|error| format!("bind {}: {error}", binding.hca))?;
+        if writer.is_none() {
+            self.lock(&mut writer)?;
+            if *self.read()? != Bindings::default() {
+                return Err("another daemon has bound HCAs in this moment; try again".to_owned());
+            }
+        }
         let path = self.files.path_of(&binding.hca);
         // Strings, numbers and lists: this does not fail.
         let text = serde_json::to_string(binding).unwrap_or_default();
-        let written = node::file::make_directories(&self.files.directory)
-            .and_then(|()| node::file::replace_in_boot(&path, text));
+        let written = node::file::replace_in_boot(&path, text);
         written.map_err(|error| format!("bind {}: {error}", binding.hca))?;
         self.change(|all| drop(all.all.insert(binding.hca.clone(), binding.clone())));
         Ok(())
@@ -419,16 +438,21 @@ mod tests {
     #[test]
     fn one_daemon_at_a_time_has_the_bindings() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Store::at(dir.path());
+        let (first, second) = (Store::at(dir.path()), Store::at(dir.path()));
         first.load().unwrap();
-        let second = Store::at(dir.path());
+        first.put(&binding("0000:3b:00.0", "x")).unwrap();
         let refused = second.load().unwrap_err();
         assert!(
             refused.contains("another daemon") && refused.contains("bindings.lock"),
             "{refused}"
         );
         drop(first);
-        second.load().unwrap();
+        assert_eq!(second.load().unwrap().all.len(), 1);
+        // It had read before another one bound.
+        let (early, late) = (Store::at(dir.path()), second);
+        assert!(early.load().is_err());
+        drop(late);
+        early.load().unwrap();
     }
 
     #[test]

@@ -203,7 +203,7 @@ fn a_refusal_names_who_has_each_hca() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(ProptestConfig::with_cases(8))]
 
     #[test]
     fn no_hca_is_bound_twice_and_what_is_bound_stays(
