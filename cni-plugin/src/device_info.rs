@@ -7,13 +7,12 @@
 //! reports: what cannot be written is a warning.
 
 use std::{
-    fs::{self, OpenOptions},
-    io,
-    os::unix::fs::OpenOptionsExt,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use cni_wire::AttachmentId;
+use node::{file, trust};
 use serde_json::{Map, Value, json};
 
 use crate::gids::Ready;
@@ -76,24 +75,14 @@ pub(crate) fn write(file: &Path, report: &Report<'_>) -> io::Result<()> {
     if let Some(directory) = file.parent() {
         fs::create_dir_all(directory)?;
     }
-    node::file::replace(file, text)
+    file::replace(file, text)
 }
 
 /// What another wrote there; nothing where that is no such document.
 fn read(file: &Path) -> Map<String, Value> {
     // Neither a link nor a FIFO is what the device plugin wrote.
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(file);
-    let text = opened.and_then(|file| {
-        if !file.metadata()?.is_file() {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let mut text = String::new();
-        io::Read::read_to_string(&mut io::Read::take(file, MAX_FILE_BYTES), &mut text).map(|_| text)
-    });
-    let parsed = text.ok().and_then(|text| serde_json::from_str(&text).ok());
+    let text = trust::read(file, MAX_FILE_BYTES).ok().flatten();
+    let parsed = text.and_then(|text| serde_json::from_slice(&text).ok());
     match parsed {
         Some(Value::Object(map)) => map,
         _ => Map::new(),

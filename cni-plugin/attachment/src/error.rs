@@ -24,7 +24,8 @@ pub enum Kind {
 }
 
 /// A failure, as it is reported to the runtime.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{wire}")]
 pub struct Error {
     pub wire: cni_wire::Error,
     pub kind: Kind,
@@ -37,14 +38,6 @@ impl Deref for Error {
         &self.wire
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.wire.fmt(f)
-    }
-}
-
-impl std::error::Error for Error {}
 
 impl From<cni_wire::Error> for Error {
     fn from(wire: cni_wire::Error) -> Self {

@@ -465,7 +465,11 @@ fn a_delay_ends_though_the_host_cannot_be_scanned() -> Result<()> {
     fs::remove_file(&mode)?;
     fs::create_dir(&mode)?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    ensure!(daemon.log().contains("cannot scan the host"), "{}", daemon.log());
+    ensure!(
+        daemon.log().contains("cannot scan the host"),
+        "{}",
+        daemon.log()
+    );
     Ok(())
 }
 
