@@ -210,7 +210,9 @@ fn serve(args: Run) -> anyhow::Result<()> {
     args.log.start();
     let host = hca::Host::at(&args.host_root);
     let paths = NodePaths {
-        cgroup_dir: args.cgroup_dir.unwrap_or_else(|| host.sys.join("fs/cgroup")),
+        cgroup_dir: args
+            .cgroup_dir
+            .unwrap_or_else(|| host.sys.join("fs/cgroup")),
         host,
         node: Places {
             root: args.host_root,

@@ -225,7 +225,9 @@ mod tests {
         let of = |pid: u32, id: u32| context(id).with(PID, &pid.to_ne_bytes());
         // One of a process that the reader's namespace does not have.
         let all = [of(4711, 1), context(2), of(12, 3)];
-        let all = all.iter().fold(Raw::default(), |all, one| all.nest(CONTEXT, one));
+        let all = all
+            .iter()
+            .fold(Raw::default(), |all, one| all.nest(CONTEXT, one));
         let answer = Raw::default()
             .with(DEV_INDEX, &3_u32.to_ne_bytes())
             .with(DEV_NAME, b"mlx5_3\0")

@@ -84,7 +84,11 @@ mod tests {
         let host = Host::at(dir.path());
         let uid = "0a5f8e1c-6b0d-4a3e-9f2d-1c2b3a4d5e6f";
         for (pid, name, cgroup) in [
-            (4711, "python3", format!("0::/kubepods/burstable/pod{uid}/c1\n")),
+            (
+                4711,
+                "python3",
+                format!("0::/kubepods/burstable/pod{uid}/c1\n"),
+            ),
             (1, "opensm", "0::/system.slice/opensm.service\n".to_owned()),
         ] {
             let process = host.proc.join(pid.to_string());
@@ -95,7 +99,12 @@ mod tests {
         let hca: HcaId = "0000:3b:00.0".parse().unwrap();
         let hcas = BTreeMap::from([("mlx5_0".to_owned(), hca.clone())]);
         // One has ended since, and one is of an HCA of another pool.
-        let contexts = [("mlx5_0", 1), ("mlx5_0", 4711), ("mlx5_0", 9), ("mlx5_1", 4711)];
+        let contexts = [
+            ("mlx5_0", 1),
+            ("mlx5_0", 4711),
+            ("mlx5_0", 9),
+            ("mlx5_1", 4711),
+        ];
         let contexts = contexts.map(|(device, pid)| (device.to_owned(), pid));
         let found = of_pods(&host, &hcas, contexts.into());
         let [one] = found.as_slice() else {
@@ -103,6 +112,9 @@ mod tests {
         };
         assert_eq!((&one.hca, one.pid), (&hca, 4711));
         let text = one.to_string();
-        assert!(text.contains("4711 (\"python3\")") && text.contains(uid), "{text}");
+        assert!(
+            text.contains("4711 (\"python3\")") && text.contains(uid),
+            "{text}"
+        );
     }
 }

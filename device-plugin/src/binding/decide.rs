@@ -129,7 +129,10 @@ pub(crate) fn decide(
             let hca = match kept.get(slot) {
                 Some(hca) => hca.clone(),
                 None => {
-                    let node = container.nodes.get(slot).filter(|_| request.gpus.is_empty());
+                    let node = container
+                        .nodes
+                        .get(slot)
+                        .filter(|_| request.gpus.is_empty());
                     let next = next_nic(machine, &mut nics, kept, node).or_else(|| rest.pop());
                     next.ok_or(Refused::TooFew { wanted, free })?
                 }
@@ -177,7 +180,8 @@ fn on_nodes(
 ) -> Result<BTreeSet<usize>, Refused> {
     let mut all = BTreeSet::new();
     for (node, wanted) in nodes {
-        let here = |at: &usize| free.contains(at) && !kept.contains(at) && is_on(machine, *at, node);
+        let here =
+            |at: &usize| free.contains(at) && !kept.contains(at) && is_on(machine, *at, node);
         let (here, barred): (BTreeSet<usize>, BTreeSet<usize>) =
             (0..machine.nics.len()).partition(here);
         let request = Request {
@@ -259,10 +263,16 @@ fn share_out(
                     .min()
             };
             // Without GPUs the first on a node of its slots.
-            let is_near = |nic: usize| container.nodes.values().any(|one| is_on(machine, nic, *one));
-            let best = left.iter().copied().min_by_key(|nic| {
-                (nearest(nic).map_or(u8::MAX, Class::rank), !is_near(*nic))
-            });
+            let is_near = |nic: usize| {
+                container
+                    .nodes
+                    .values()
+                    .any(|one| is_on(machine, nic, *one))
+            };
+            let best = left
+                .iter()
+                .copied()
+                .min_by_key(|nic| (nearest(nic).map_or(u8::MAX, Class::rank), !is_near(*nic)));
             let Some(best) = best else { break };
             take(share, &mut left, best);
         }

@@ -18,7 +18,7 @@ use super::contexts::{self, Context};
 use super::slot_specification::file_name;
 use super::state::{PROCESSES, State, binding_state, lacking, why_ended};
 use super::store::Bindings;
-use crate::kubelet::allocated::AllocatedUnits;
+use crate::kubelet::holdings::Holdings;
 use crate::node_paths::NodePaths;
 
 /// Time between two rounds where nothing happens.
@@ -34,7 +34,7 @@ const KUBELET_TIMEOUT: Duration = Duration::from_secs(3);
 /// every [`INTERVAL`]. `held` has the kubelet's newest list, also where it is no news.
 pub(crate) async fn keep_tidy(
     binder: Arc<Binder>,
-    mut held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
+    mut held: watch::Receiver<Option<Arc<Holdings>>>,
     stop: CancellationToken,
 ) {
     let mut watch = CgroupWatch::default();
@@ -42,7 +42,11 @@ pub(crate) async fn keep_tidy(
     let mut logged = None;
     loop {
         let newest = held.borrow_and_update().clone();
-        let failed = binder.tidy(newest).await.err().map(|failure| failure.message);
+        let failed = binder
+            .tidy(newest)
+            .await
+            .err()
+            .map(|failure| failure.message);
         if let Some(error) = failed.as_ref().filter(|_| logged != failed) {
             tracing::warn!(error, "cannot find out which bindings are over");
         }
@@ -57,7 +61,10 @@ pub(crate) async fn keep_tidy(
             let all = bindings.borrow_and_update().clone().unwrap_or_default();
             let cgroups = all.all.values().filter_map(|one| one.cgroup.as_ref());
             let root = &binder.paths.cgroup_dir;
-            watch.follow(cgroups.map(|cgroup| root.join(cgroup)).collect(), &binder.ended);
+            watch.follow(
+                cgroups.map(|cgroup| root.join(cgroup)).collect(),
+                &binder.ended,
+            );
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = &mut next => break,
@@ -71,7 +78,7 @@ pub(crate) async fn keep_tidy(
 }
 
 impl Binder {
-    async fn tidy(&self, held: Option<Arc<AllocatedUnits>>) -> Result<(), node_wire::Failure> {
+    async fn tidy(&self, held: Option<Arc<Holdings>>) -> Result<(), node_wire::Failure> {
         let read = self.world(held, None);
         let (store, paths, known) = (self.store.clone(), self.paths.clone(), self.lacking.clone());
         let hcas = self.report().exclusive_hcas();
@@ -107,12 +114,14 @@ impl Binder {
         let mut in_use = BTreeMap::new();
         if !used.is_empty() {
             // A pod that has started since the last list may have them.
-            let listed = self.pods.allocated(KUBELET_TIMEOUT).await;
+            let listed = self.pods.holdings_of_now(KUBELET_TIMEOUT).await;
             let Ok(listed) = listed else { return Ok(()) };
             let (held, bindings) = (listed.hcas(), self.bindings());
             let is_free = |one: &&Context| !held.contains_key(&one.hca) && !bindings.has(&one.hca);
             for one in used.iter().filter(is_free) {
-                in_use.entry(one.hca.clone()).or_insert_with(|| one.to_string());
+                in_use
+                    .entry(one.hca.clone())
+                    .or_insert_with(|| one.to_string());
             }
         }
         self.store.note_in_use(in_use);

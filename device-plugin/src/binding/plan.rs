@@ -125,7 +125,9 @@ pub(crate) fn requests(units: &PodUnits, report: &Report) -> Vec<PoolRequest> {
                 let listed = listed.find(|slot| slot.number == number);
                 let node = listed.and_then(|slot| slot.numa_node);
                 let node = node.filter(|_| !snapshot.pool().exclude_topology);
-                container.nodes.extend(node.map(|node| (unit.clone(), node)));
+                container
+                    .nodes
+                    .extend(node.map(|node| (unit.clone(), node)));
             }
         }
         for container in containers.values_mut() {
@@ -163,7 +165,11 @@ pub(crate) fn bind_plan(
     let is_over = |one: &&Binding| matches!(binding_state(one, world), State::Over(_));
     plan.free
         .extend(world.bindings.all.values().filter(is_over).cloned());
-    for one in asker.slots.iter().filter_map(|slot| kept(world, asker, slot)) {
+    for one in asker
+        .slots
+        .iter()
+        .filter_map(|slot| kept(world, asker, slot))
+    {
         match asker.sandbox.is_some() && is_adoptable(one) {
             true => plan.adopt.push(Binding {
                 sandbox: asker.sandbox.clone(),
@@ -203,9 +209,8 @@ fn choose(
     warnings: &mut Vec<String>,
 ) -> Result<Vec<Assigned>, NotBound> {
     let resource = pool.snapshot.resource();
-    let cannot = |why: String| {
-        Failure::new(FailureKind::CannotBind, format!("bind {resource}: {why}"))
-    };
+    let cannot =
+        |why: String| Failure::new(FailureKind::CannotBind, format!("bind {resource}: {why}"));
     if !of_pod.unknown.is_empty() {
         let unknown = of_pod.unknown.join("; ");
         let why = format!("GPUs of the pod are not known: {unknown}");
@@ -244,7 +249,9 @@ fn choose(
     let decided = decide::decide(machine, &usable, &own, &containers, pool.late.strict);
     decided.map_err(|refused| {
         let others = owned.iter().filter(|one| !is_usable(one));
-        let others: Vec<String> = others.map(|(member, owner)| unusable(member, owner)).collect();
+        let others: Vec<String> = others
+            .map(|(member, owner)| unusable(member, owner))
+            .collect();
         let why = match refused {
             Refused::NoPlace(_) => refused.to_string(),
             _ if others.is_empty() => refused.to_string(),

@@ -18,7 +18,7 @@ use node_wire::Pod;
 
 use super::containers::{self, Processes};
 use super::store::{Binding, Bindings, Stage};
-use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
+use crate::kubelet::holdings::{HcaAllocation, Holder, Holdings};
 use crate::node_paths::NodePaths;
 
 /// An ADD that binds may run for so long, and its pod has no process meanwhile.
@@ -27,7 +27,8 @@ const ADD_TIMEOUT: Duration = Duration::from_secs(60);
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
 
 const NEW_SANDBOX: &str = "its pod has a new sandbox";
-pub(crate) const PROCESSES: &str = "the kubelet lists its slot for it no more, but processes of it run";
+pub(crate) const PROCESSES: &str =
+    "the kubelet lists its slot for it no more, but processes of it run";
 
 /// What the CNI plugin's journal has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -85,7 +86,7 @@ pub(crate) struct World {
     pub bindings: Arc<Bindings>,
     pub attached: Attached,
     /// What the kubelet listed last.
-    pub held: Option<Arc<AllocatedUnits>>,
+    pub held: Option<Arc<Holdings>>,
     pub lacking: Lacking,
     /// The processes of each binding's pod.
     pub processes: BTreeMap<HcaId, Processes>,
@@ -105,7 +106,7 @@ impl World {
     pub(crate) fn read(
         paths: &NodePaths,
         bindings: Arc<Bindings>,
-        held: Option<Arc<AllocatedUnits>>,
+        held: Option<Arc<Holdings>>,
         lacking: Lacking,
         asker: Option<Asker>,
     ) -> Result<Self, String> {
@@ -172,7 +173,9 @@ pub(crate) fn binding_state(one: &Binding, world: &World) -> State {
         }
         Some(Processes::Ended) => State::Over(why),
         _ if is_confirmed(one, world) => State::Over(why),
-        _ => State::Unknown("the kubelet lists its slot for it no more, but its cgroup was not found"),
+        _ => State::Unknown(
+            "the kubelet lists its slot for it no more, but its cgroup was not found",
+        ),
     }
 }
 
@@ -186,7 +189,7 @@ fn has_slot(asker: &Asker, one: &Binding) -> bool {
 }
 
 /// The kubelet's list, if it was asked after a binding was made.
-fn listed<'w>(one: &Binding, world: &'w World) -> Option<&'w AllocatedUnits> {
+fn listed<'w>(one: &Binding, world: &'w World) -> Option<&'w Holdings> {
     let held = world.held.as_deref();
     held.filter(|held| held.asked().at > one.since.0)
 }
@@ -194,7 +197,11 @@ fn listed<'w>(one: &Binding, world: &'w World) -> Option<&'w AllocatedUnits> {
 /// Why the pod of a binding does not have its slot any more, by one list of the kubelet.
 pub(crate) fn why_ended(one: &Binding, world: &World) -> Option<&'static str> {
     const ANOTHER: &str = "the kubelet lists its slot as another pod's";
-    if world.asker.as_ref().is_some_and(|asker| has_slot(asker, one) && !one.is_of(&asker.pod)) {
+    if world
+        .asker
+        .as_ref()
+        .is_some_and(|asker| has_slot(asker, one) && !one.is_of(&asker.pod))
+    {
         return Some(ANOTHER);
     }
     let held = listed(one, world)?;
@@ -213,7 +220,10 @@ pub(crate) fn why_ended(one: &Binding, world: &World) -> Option<&'static str> {
 /// Whether an earlier list of the kubelet says the same. A kubelet that has just started lists its pods
 /// one by one.
 fn is_confirmed(one: &Binding, world: &World) -> bool {
-    let earlier = world.lacking.get(&one.hca).filter(|(known, _)| known == one);
+    let earlier = world
+        .lacking
+        .get(&one.hca)
+        .filter(|(known, _)| known == one);
     let held = world.held.as_ref();
     held.zip(earlier)
         .is_some_and(|(held, (_, first))| held.asked().at >= *first + LIST_INTERVAL)
@@ -271,7 +281,10 @@ pub(crate) fn owner<'w>(hca: &HcaId, world: &'w World) -> Owner<'w> {
         return Owner::Attached;
     }
     let held = world.held.as_ref().and_then(|held| held.hcas().remove(hca));
-    match (held.into_iter().flatten().next(), world.bindings.in_use.get(hca)) {
+    match (
+        held.into_iter().flatten().next(),
+        world.bindings.in_use.get(hca),
+    ) {
         (Some(allocated), _) => Owner::Allocated(allocated),
         (None, Some(process)) => Owner::Process(process),
         (None, None) => Owner::Nobody,

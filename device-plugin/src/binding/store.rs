@@ -292,7 +292,10 @@ impl Store {
             let path = directory.with_extension("lock");
             let lock = Lock::exclusive(&path, DIRECTORY, LOCK_TIMEOUT);
             *writer = Some(lock.map_err(|error| {
-                format!("another daemon of this node has the bindings: {}", error.msg)
+                format!(
+                    "another daemon of this node has the bindings: {}",
+                    error.msg
+                )
             })?);
         }
         let read = self.files.read();
@@ -419,7 +422,10 @@ mod tests {
         first.load().unwrap();
         let second = Store::at(dir.path());
         let refused = second.load().unwrap_err();
-        assert!(refused.contains("another daemon") && refused.contains("bindings.lock"), "{refused}");
+        assert!(
+            refused.contains("another daemon") && refused.contains("bindings.lock"),
+            "{refused}"
+        );
         drop(first);
         second.load().unwrap();
     }

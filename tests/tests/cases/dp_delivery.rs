@@ -151,11 +151,13 @@ fn cdi_file_of_pods_stays_true_after_a_change_to_nodes() -> Result<()> {
     fs::write(&scene.file, format!("{EXCLUSIVE}  delivery: deviceSpecs\n"))?;
     scene.delivered_by("deviceSpecs", &daemon)?;
     scene.machine.renumber("uverbs0", "uverbs9")?;
-    kubelet.run_options("default/pod", "main")?;
-    let file = cdi_file(scene.cdi.path())?;
-    ensure!(
-        file.contains("uverbs9") && !file.contains("uverbs0"),
-        "{file}"
-    );
-    Ok(())
+    let started = Instant::now();
+    loop {
+        let file = cdi_file(scene.cdi.path())?;
+        if file.contains("uverbs9") && !file.contains("uverbs0") {
+            return kubelet.run_options("default/pod", "main").map(drop);
+        }
+        ensure!(started.elapsed() < WAIT_TIMEOUT, "{file}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -264,7 +264,12 @@ fn a_pod_without_gpus_keeps_the_nodes_of_its_slots() {
     let hcas = all(&machine);
     let listed = |nodes: &[u32], gpus: &[usize]| {
         let mut container = count("main", u32::try_from(nodes.len()).unwrap(), gpus);
-        container.nodes = container.slots.iter().cloned().zip(nodes.to_vec()).collect();
+        container.nodes = container
+            .slots
+            .iter()
+            .cloned()
+            .zip(nodes.to_vec())
+            .collect();
         [container]
     };
     let free = |free: &[usize]| -> Vec<HcaId> { free.iter().map(|at| hcas[*at].clone()).collect() };
@@ -272,13 +277,18 @@ fn a_pod_without_gpus_keeps_the_nodes_of_its_slots() {
     let nodes = |usable: &[HcaId], kept: &BTreeMap<String, HcaId>, pod: &[Container]| -> Vec<u32> {
         let assigned = decide(&machine, usable, kept, pod, true).unwrap();
         let nics = nics(&machine, &assigned);
-        nics.iter().map(|nic| machine.nics[*nic].place.numa.unwrap()).collect()
+        nics.iter()
+            .map(|nic| machine.nics[*nic].place.numa.unwrap())
+            .collect()
     };
     for listed_on in [&[1][..], &[0], &[0, 1], &[1, 0], &[1, 1, 0, 1]] {
         assert_eq!(nodes(&every, &none, &listed(listed_on, &[])), listed_on);
     }
     // The node has no more free ones: another node is better than nothing.
-    assert_eq!(nodes(&free(&[0, 1, 5]), &none, &listed(&[1, 1], &[])), [1, 0]);
+    assert_eq!(
+        nodes(&free(&[0, 1, 5]), &none, &listed(&[1, 1], &[])),
+        [1, 0]
+    );
     let kept = BTreeMap::from([("slot_3e71787e_0".to_owned(), hcas[0].clone())]);
     assert_eq!(nodes(&free(&[1, 5]), &kept, &listed(&[1, 1], &[])), [0, 1]);
     // With GPUs the HCA nearest to them wins.

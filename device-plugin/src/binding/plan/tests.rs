@@ -10,7 +10,7 @@ use crate::binding::state::{Attached, Lacking};
 use crate::binding::store::{Bindings, Stage};
 use crate::candidate::example::named;
 use crate::config::{PoolConfig, ResourceName, Sharing};
-use crate::kubelet::allocated::{AllocatedUnits, AskedAt};
+use crate::kubelet::holdings::{AskedAt, Holdings};
 use crate::snapshot::{Health, UnhealthyReason};
 
 /// A node with eight HCAs, and pods of which each has some slots and GPUs.
@@ -57,7 +57,10 @@ impl Node {
             pod: format!("pod-{number}"),
             container: "main".into(),
             resource: "rdma/nic".into(),
-            ids: slots.iter().map(|slot| self.snapshot.slot_name(*slot)).collect(),
+            ids: slots
+                .iter()
+                .map(|slot| self.snapshot.slot_name(*slot))
+                .collect(),
         });
         let processes = self.bindings.all.keys().map(|hca| {
             let processes = match running.contains(hca) {
@@ -74,7 +77,7 @@ impl Node {
         World {
             bindings: Arc::new(self.bindings.clone()),
             attached: Attached::default(),
-            held: Some(Arc::new(AllocatedUnits::listed(held.collect(), asked))),
+            held: Some(Arc::new(Holdings::listed(held.collect(), asked))),
             lacking: Lacking::new(),
             processes: processes.collect(),
             asker,
@@ -86,7 +89,10 @@ impl Node {
 
     fn plan(&self, number: u32, running: &BTreeSet<HcaId>) -> Result<BindPlan, NotBound> {
         let (slots, gpus) = &self.pods[&number];
-        let slots: Vec<String> = slots.iter().map(|slot| self.snapshot.slot_name(*slot)).collect();
+        let slots: Vec<String> = slots
+            .iter()
+            .map(|slot| self.snapshot.slot_name(*slot))
+            .collect();
         let asker = Asker {
             pod: Self::pod(number),
             sandbox: Some(format!("s{number}")),
@@ -107,13 +113,22 @@ impl Node {
             ..PodGpus::default()
         };
         let world = self.world(Some(asker.clone()), running);
-        bind_plan(&asker, &[request], Some(&(of_pod, self.machine.clone())), &world)
+        bind_plan(
+            &asker,
+            &[request],
+            Some(&(of_pod, self.machine.clone())),
+            &world,
+        )
     }
 
     /// Does the first steps of a plan. Returns whether that were all of them.
     fn apply(&mut self, plan: &BindPlan, steps: usize) -> bool {
         let freed = plan.free.iter().map(|one| (one, true));
-        let written = plan.adopt.iter().chain(&plan.create).map(|one| (one, false));
+        let written = plan
+            .adopt
+            .iter()
+            .chain(&plan.create)
+            .map(|one| (one, false));
         let all: Vec<_> = freed.chain(written).collect();
         for (one, is_freed) in all.iter().take(steps) {
             match is_freed {

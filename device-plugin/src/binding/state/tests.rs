@@ -1,8 +1,8 @@
 use kubelet_api::client::Held;
 
 use super::*;
-use crate::kubelet::allocated::AskedAt;
 use crate::kubelet::checkpoint::Owners;
+use crate::kubelet::holdings::AskedAt;
 
 const SLOT: &str = "slot_3e71787e_0";
 
@@ -19,12 +19,17 @@ fn binding() -> Binding {
         resource: "rdma/nic".into(),
         created: 100,
         stage: Stage::Started,
-        ..Binding::new(&"0000:3b:00.0".parse().unwrap(), SLOT, &pod("a", "u1"), Some("s1"))
+        ..Binding::new(
+            &"0000:3b:00.0".parse().unwrap(),
+            SLOT,
+            &pod("a", "u1"),
+            Some("s1"),
+        )
     }
 }
 
 /// What a kubelet lists that gave the slot to this pod, if to any.
-fn list(holder: Option<(&str, &str)>, at: Instant) -> AllocatedUnits {
+fn list(holder: Option<(&str, &str)>, at: Instant) -> Holdings {
     let held = holder.map(|(namespace, pod)| Held {
         namespace: namespace.into(),
         pod: pod.into(),
@@ -36,7 +41,7 @@ fn list(holder: Option<(&str, &str)>, at: Instant) -> AllocatedUnits {
         at,
         ..AskedAt::now()
     };
-    AllocatedUnits::listed(held.into_iter().collect(), asked)
+    Holdings::listed(held.into_iter().collect(), asked)
 }
 
 /// A minute after the binding, by a list of that time.
@@ -89,7 +94,11 @@ fn a_binding_is_over_when_list_and_cgroup_say_so() {
     ] {
         let one = binding();
         let world = world(&one, holder, processes);
-        assert_eq!(is_over(&one, &world), is_expected, "{holder:?} {processes:?}");
+        assert_eq!(
+            is_over(&one, &world),
+            is_expected,
+            "{holder:?} {processes:?}"
+        );
     }
 }
 
@@ -233,7 +242,8 @@ fn an_owner_is_named_with_the_reason() {
     assert!(!is_free && is_ending && text.contains("pod ml/a"), "{text}");
     let mut all = Bindings::clone(&world.bindings);
     let id = |hca: &str| -> HcaId { hca.parse().unwrap() };
-    all.unreadable.insert(id("0000:3b:00.1"), "it is damaged".into());
+    all.unreadable
+        .insert(id("0000:3b:00.1"), "it is damaged".into());
     all.in_use.insert(id("0000:3b:00.2"), "process 4711".into());
     world.bindings = Arc::new(all);
     world.attached.slots = BTreeSet::from([("s9".to_owned(), id("0000:3b:00.3"))]);
