@@ -159,3 +159,92 @@ pub(super) fn names(ids: &[String]) -> String {
         Some(more) => format!("{named} and {more} more"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hca_trees::{Tree, machine};
+
+    use super::*;
+
+    fn paths(names: &[&str]) -> BTreeSet<String> {
+        let path = |name: &&str| format!("/dev/infiniband/{name}");
+        names.iter().map(path).collect()
+    }
+
+    #[test]
+    fn only_a_node_that_is_not_of_these_hcas_is_a_difference() {
+        let promised = paths(&["uverbs0", "umad0", "rdma_cm"]);
+        for (present, difference) in [
+            (&["uverbs0", "umad0"][..], None),
+            // It has come since.
+            (&["uverbs0", "umad0", "issm0", "uverbs4"], None),
+            // In a pod's namespace.
+            (&["uverbs0"], None),
+            (
+                &["uverbs1", "umad0"],
+                Some("uverbs0 and is /dev/infiniband/uverbs1 now"),
+            ),
+            (
+                &["uverbs0", "umad1"],
+                Some("umad0 and is /dev/infiniband/umad1 now"),
+            ),
+            (&[], Some("uverbs0 and is no node now")),
+        ] {
+            let found = compare(&promised, &paths(present));
+            let difference = difference.map(|text| format!("/dev/infiniband/{text}"));
+            assert_eq!(found, difference, "{present:?}");
+        }
+        assert_eq!(compare(&paths(&["rdma_cm"]), &paths(&[])), None);
+    }
+
+    #[test]
+    fn what_is_read_are_the_nodes_of_an_hca_wherever_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path());
+        tree.rdma_core(false);
+        machine::a4(&tree);
+        std::fs::remove_dir_all(tree.path("/dev")).unwrap();
+        let device = std::fs::canonicalize(tree.path("/sys/class/infiniband/mlx5_3")).unwrap();
+        let function = device.ancestors().nth(2).unwrap();
+        let id = function.file_name().unwrap().to_str().unwrap().to_owned();
+        let promise = Promise {
+            hcas: vec![(id.parse().unwrap(), vec!["mlx5_3".into()])],
+            nodes: paths(&["uverbs3"]),
+        };
+        let read = || difference(&tree.host(), &promise).unwrap();
+        assert_eq!(read(), None);
+        tree.hide_rdma("mlx5_3");
+        assert_eq!(read(), None);
+        // The kernel makes it anew in the pod's namespace.
+        let verbs = function.join("infiniband_verbs");
+        std::fs::rename(verbs.join("uverbs3"), verbs.join("uverbs11")).unwrap();
+        assert!(read().unwrap().contains("uverbs11"));
+        // Unplugged.
+        std::fs::remove_dir_all(&verbs).unwrap();
+        assert!(read().unwrap().contains("no node"));
+    }
+
+    #[test]
+    fn units_of_one_allocation_have_one_promise() {
+        let promises = Promises::default();
+        let promise = |node: &str| Promise {
+            hcas: Vec::new(),
+            nodes: paths(&[node]),
+        };
+        let ids = |ids: &[&str]| -> Vec<String> { ids.iter().map(ToString::to_string).collect() };
+        promises.note(ids(&["a", "b"]), promise("uverbs0"));
+        assert_eq!(
+            promises.of(&ids(&["a", "b"])),
+            Some(vec![promise("uverbs0")])
+        );
+        // An app container has what an init container had, and more.
+        promises.note(ids(&["b", "c"]), promise("uverbs1"));
+        let both = vec![promise("uverbs0"), promise("uverbs1")];
+        assert_eq!(promises.of(&ids(&["a", "b"])), Some(both));
+        assert_eq!(promises.of(&ids(&["a", "d"])), None);
+        assert_eq!(
+            names(&ids(&["a", "b", "c", "d", "e", "f"])),
+            "a,b,c,d and 2 more"
+        );
+    }
+}

@@ -400,16 +400,16 @@ fn pods_that_a_kubelet_adds_one_by_one_keep_what_they_hold() -> Result<()> {
     let restarted = Instant::now();
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     fs::write(&scene.file, shared())?;
-    scene.wait(&kubelet, &daemon, "rdma/shared", 1)?;
     while restarted.elapsed() < Duration::from_secs(10) {
-        let offered: Vec<String> = kubelet.devices("rdma/shared").into_keys().collect();
+        let offered = healthy_ids(&kubelet, "rdma/shared");
         ensure!(
             !offered.iter().any(|id| id.starts_with(&held[0])),
             "{offered:?}, and {held:?} is held: {}",
             daemon.log()
         );
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(20));
     }
+    ensure!(healthy(&kubelet, "rdma/shared") == 1, "{}", daemon.log());
     ensure!(information.exists(), "{}", daemon.log());
     kubelet.remove("default/pod")?;
     let waited = kubelet.wait_allocatable("rdma/shared", 2, Duration::from_secs(40));
