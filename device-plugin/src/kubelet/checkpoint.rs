@@ -65,25 +65,15 @@ struct Entry {
     container_name: String,
     resource_name: String,
     #[serde(rename = "DeviceIDs")]
-    device_ids: DeviceIds,
+    /// By NUMA node, -1 for none.
+    device_ids: BTreeMap<String, Option<Vec<String>>>,
     /// The answer to Allocate for this container, in protobuf and base64.
     alloc_resp: Option<String>,
 }
 
-/// By NUMA node (-1 for none) since Kubernetes 1.20, a list before.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum DeviceIds {
-    ByNode(BTreeMap<String, Option<Vec<String>>>),
-    List(Vec<String>),
-}
-
-impl DeviceIds {
-    fn iter(&self) -> Box<dyn Iterator<Item = &String> + '_> {
-        match self {
-            Self::ByNode(nodes) => Box::new(nodes.values().flatten().flatten()),
-            Self::List(list) => Box::new(list.iter()),
-        }
+impl Entry {
+    fn ids(&self) -> impl Iterator<Item = &String> {
+        self.device_ids.values().flatten().flatten()
     }
 }
 
@@ -137,9 +127,9 @@ pub(crate) fn allocated_nodes(
     are_meant: impl Fn(&BTreeSet<&String>) -> bool,
 ) -> Result<Vec<BTreeSet<String>>, String> {
     let read = || -> anyhow::Result<_> {
-        let entries = read_entries(open(directory)?)?.into_iter().filter(|entry| {
-            entry.resource_name == resource && are_meant(&entry.device_ids.iter().collect())
-        });
+        let entries = read_entries(open(directory)?)?
+            .into_iter()
+            .filter(|entry| entry.resource_name == resource && are_meant(&entry.ids().collect()));
         let answers = entries.map(|entry| {
             let answer = BASE64_STANDARD.decode(entry.alloc_resp.unwrap_or_default())?;
             let answer = ContainerAllocateResponse::decode(answer.as_slice())?;
@@ -159,17 +149,6 @@ pub struct Owners(HashMap<String, HashMap<String, Uids>>);
 /// Containers by the UIDs of their pods.
 pub(crate) type Uids = BTreeMap<String, String>;
 
-/// What the checkpoint says of a device and a pod's UID.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
-    /// The device is that pod's.
-    This,
-    /// The device is another pod's.
-    Another,
-    /// The device is not in the checkpoint.
-    Unknown,
-}
-
 impl Owners {
     /// Reads the text of a checkpoint.
     ///
@@ -184,7 +163,7 @@ impl Owners {
     fn of_entries(entries: Vec<Entry>) -> Self {
         let mut owners = Self::default();
         for entry in entries {
-            for id in entry.device_ids.iter() {
+            for id in entry.ids() {
                 owners.add(
                     &entry.resource_name,
                     id,
@@ -194,16 +173,6 @@ impl Owners {
             }
         }
         owners
-    }
-
-    /// Whose device it is.
-    #[must_use]
-    pub fn owner(&self, uid: &str, resource: &str, device: &str) -> Owner {
-        match self.uids(resource, device) {
-            Some(uids) if uids.contains_key(uid) => Owner::This,
-            Some(_) => Owner::Another,
-            None => Owner::Unknown,
-        }
     }
 
     /// The pods that have a device.
@@ -388,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_found_by_resource_and_unit_in_both_forms() {
+    fn nodes_are_found_by_resource_and_unit() {
         let directory = directory(&json!([
             entry(
                 "1",
@@ -399,7 +368,7 @@ mod tests {
             entry(
                 "2",
                 "rdma/b",
-                &json!(["0000:3b:00.2"]),
+                &json!({"-1": ["0000:3b:00.2"]}),
                 &["/dev/infiniband/uverbs7"]
             ),
         ]));
@@ -422,14 +391,17 @@ mod tests {
                 &json!({"-1": ["x"], "0": ["y", "z"], "1": null}),
                 &[]
             ),
-            entry("u2", "rdma/b", &json!(["x"]), &[]),
+            entry("u2", "rdma/b", &json!({"-1": ["x"]}), &[]),
         ]));
-        assert_eq!(owners.owner("u1", "rdma/a", "x"), Owner::This);
-        assert_eq!(owners.owner("u1", "rdma/a", "z"), Owner::This);
-        assert_eq!(owners.owner("u1", "rdma/b", "x"), Owner::Another);
-        assert_eq!(owners.owner("u2", "rdma/a", "y"), Owner::Another);
-        assert_eq!(owners.owner("u1", "rdma/a", "w"), Owner::Unknown);
-        assert_eq!(owners.owner("u1", "rdma/c", "x"), Owner::Unknown);
+        let uids = |resource, id| -> Vec<&str> {
+            let uids = owners.uids(resource, id).into_iter().flatten();
+            uids.map(|(uid, _)| uid.as_str()).collect()
+        };
+        assert_eq!(uids("rdma/a", "x"), ["u1"]);
+        assert_eq!(uids("rdma/a", "z"), ["u1"]);
+        assert_eq!(uids("rdma/b", "x"), ["u2"]);
+        assert_eq!(uids("rdma/a", "w"), [""; 0]);
+        assert_eq!(uids("rdma/c", "x"), [""; 0]);
     }
 
     #[test]
@@ -501,6 +473,12 @@ mod tests {
         assert!(Arc::ptr_eq(&first.owners, &again.owners));
         put(directory.path(), &entries("u2"));
         let second = read(Some(again));
-        assert_eq!(second.owners.owner("u2", "rdma/a", "x"), Owner::This);
+        assert!(
+            second
+                .owners
+                .uids("rdma/a", "x")
+                .unwrap()
+                .contains_key("u2")
+        );
     }
 }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 use hca::{HcaId, UnitId};
 use kubelet_api::client::PodDevices;
 
-use super::checkpoint::{Checkpoint, Owner, Owners};
+use super::checkpoint::{Checkpoint, Owners};
 use crate::config::ResourceName;
 
 /// How far apart two lists are at least that free a unit which the checkpoint still has.
@@ -272,7 +272,8 @@ impl Holdings {
     /// Whether the checkpoint has a unit as that of pods with other UIDs alone.
     pub(crate) fn is_of_another_uid(&self, uid: &str, resource: &str, unit: &str) -> bool {
         let owners = self.owners.as_ref();
-        owners.is_some_and(|owners| owners.owner(uid, resource, unit) == Owner::Another)
+        let uids = owners.and_then(|owners| owners.uids(resource, unit));
+        uids.is_some_and(|uids| !uids.contains_key(uid))
     }
 }
 

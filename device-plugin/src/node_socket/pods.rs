@@ -335,7 +335,7 @@ mod tests {
         let text = |uid: &str| {
             format!(
                 r#"{{"Data": {{"PodDeviceEntries": [{{"PodUID": "{uid}", "ContainerName": "c",
-                    "ResourceName": "rdma/a", "DeviceIDs": ["x"]}}]}}, "Checksum": 1}}"#
+                    "ResourceName": "rdma/a", "DeviceIDs": {{"-1": ["x"]}}}}]}}, "Checksum": 1}}"#
             )
         };
         let resource = ResourceName::parse("rdma/a").unwrap();
