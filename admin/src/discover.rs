@@ -408,7 +408,7 @@ mod tests {
         let host = tree.host();
         let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         let mut memory = memory::Memory::load(state.path(), node::identity::boot_id(&host.proc));
-        memory.list(&scanned);
+        memory.list(&scanned, std::time::SystemTime::now());
         std::fs::write(state.path().join(memory::FILE), memory.text().unwrap()).unwrap();
         take(&tree);
         let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
@@ -435,5 +435,36 @@ mod tests {
         let wanted = "mlx5_0 - in another netns InfiniBand";
         assert_eq!(words[..6].join(" "), wanted, "{exclusive}");
         assert!(words.contains(&"ibs1"), "{exclusive}");
+    }
+
+    /// The rows of a host: device, port and netdev.
+    fn rows(lay: fn(&Tree)) -> Vec<String> {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = Tree::new(directory.path());
+        tree.rdma_core(true);
+        lay(&tree);
+        let host = tree.host();
+        let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
+        let text = ports(&scanned.inventory.hcas, &scanned, None);
+        let rows = text.lines().skip(1).map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let netdev = words.iter().find(|word| word.starts_with(['e', 'i']));
+            format!("{} {} {}", words[0], words[1], netdev.unwrap_or(&"-"))
+        });
+        rows.collect()
+    }
+
+    #[test]
+    fn each_data_port_has_a_row_and_a_sub_device_is_named() {
+        let planes = [(3, 0), (6, 1), (9, 2), (12, 3)];
+        let planes = planes.map(|(port, plane)| format!("mlx5_0 {port} eth_r0_p{plane}"));
+        assert_eq!(rows(hca_trees::ports::four_planes), planes);
+        let eswitch = ["mlx5_0 1 ens1f0np0", "mlx5_0 2 ens1f1np1"];
+        assert_eq!(rows(hca_trees::ports::multiport_eswitch), eswitch);
+        let dual = ["mlx4_0 1 ens1", "mlx4_0 2 ens1d1"];
+        assert_eq!(rows(hca_trees::ports::cabled_on_port_2), dual);
+        let xdr = rows(hca_trees::ports::xdr_with_smi);
+        assert_eq!((xdr.len(), xdr[0].as_str()), (2, "mlx5_0 1 ibs192"));
+        assert!(xdr[1].starts_with("smi1 -"), "{xdr:?}");
     }
 }

@@ -107,7 +107,7 @@ fn leave_out_slices(machine: &mut Machine) {
 mod tests {
     use super::*;
     use clap::Parser;
-    use hca_trees::{Tree, machine};
+    use hca_trees::{Tree, machine, ports};
 
     #[derive(Debug, clap::Parser)]
     struct Line {
@@ -167,5 +167,23 @@ mod tests {
         assert!(with(policy).contains("77"), "{}", with(policy));
         let wrong = with(r#"{"rails": {"gpu0rdma0": 777}}"#);
         assert!(wrong.contains("rails are not known"), "{wrong}");
+    }
+
+    #[test]
+    fn an_hca_with_several_ports_is_one_nic_with_their_rate() {
+        for (lay, name, rate) in [
+            (ports::xdr_with_smi as fn(&Tree), "mlx5_0", "800"),
+            (
+                ports::four_planes,
+                "eth_r0_p0,eth_r0_p1,eth_r0_p2,eth_r0_p3",
+                "800",
+            ),
+            (ports::multiport_eswitch, "ens1f0np0,ens1f1np1", "200"),
+            (ports::cabled_on_port_2, "ens1,ens1d1", "40"),
+        ] {
+            let text = shown(lay);
+            assert!(text.contains(name) && text.contains(rate), "{text}");
+            assert!(!text.contains("smi1"), "{text}");
+        }
     }
 }

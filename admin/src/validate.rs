@@ -10,11 +10,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use cni_wire::text::printable;
-use hca::Hca;
+use hca::{Hca, HcaId};
 use node::policy::Policy;
 use rdma_device_plugin::candidate::memory;
-use rdma_device_plugin::cli::{Defaults, NodeAddresses};
+use rdma_device_plugin::cli::{Defaults, NodeAddresses, config_file};
+use rdma_device_plugin::config::{self, Config};
 use rdma_device_plugin::host_snapshot::HostSnapshot;
+use rdma_device_plugin::pool::{self, Pools};
+use rdma_device_plugin::snapshot::Snapshot;
 use serde_json::{Map, Value, json};
 
 use crate::documents::{
@@ -97,8 +100,13 @@ impl Validate {
                 _ => None,
             });
             let policy = policy.map_or_else(|| global.policy(), Ok);
+            let pools = host.as_ref().and_then(|(scanned, hcas)| {
+                let config = self.pools(&parts_of_file)?;
+                Some(pool::assemble(&config, hcas, scanned, &[]))
+            });
             for (place, part) in parts_of_file {
-                let checked = self.check(&place, part, global, &policy, host.as_ref())?;
+                let known = (host.as_ref(), pools.as_ref());
+                let checked = self.check(&place, part, global, &policy, known)?;
                 parts += 1;
                 refused += usize::from(!checked.errors.is_empty());
                 if global.json {
@@ -121,21 +129,48 @@ impl Validate {
         }
     }
 
+    /// The pools of the file, else those of the node.
+    fn pools(&self, parts: &[(String, Part)]) -> Option<Config> {
+        let of_file = parts.iter().find_map(|(_, part)| match part {
+            Part::Pools(text) => config::parse_with(text, &self.defaults).ok(),
+            _ => None,
+        });
+        of_file.or_else(|| config::load(&config_file(None).ok()?, &self.defaults).ok())
+    }
+
     fn check(
         &self,
         place: &str,
         part: Part,
         global: &Global,
         policy: &anyhow::Result<Policy>,
-        host: Option<&(HostSnapshot, Vec<Hca>)>,
+        (host, pools): (Option<&(HostSnapshot, Vec<Hca>)>, Option<&Pools>),
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
             Part::Pools(text) => ("pools", pools::check(place, &text, &self.defaults, host)),
             Part::Policy(text) => ("policy", check_policy(place, &text)),
             Part::Network(object) => {
                 let policy = policy.as_ref().map_err(|error| anyhow!("{error:#}"))?;
-                let on_host = self.on_host.then_some(self.cni_path.as_slice());
                 let network = network::Network::of(&object, place);
+                let is_asked =
+                    |one: &&Snapshot| network.resource.as_deref() == Some(one.resource().as_str());
+                let snapshots = pools.into_iter().flat_map(|pools| &pools.snapshots);
+                let members = snapshots.filter(is_asked).flat_map(|one| one.members());
+                let is_here = |netdev: &hca::Netdev| {
+                    host.is_some_and(|(scanned, _)| {
+                        scanned.inventory.netdev(&netdev.name).is_some()
+                    })
+                };
+                let several = members.map(|member| &member.hca);
+                let several =
+                    several.filter(|hca| hca.netdevs.len() > 1 && hca.netdevs.iter().all(is_here));
+                let hcas: Vec<HcaId> = several.map(|hca| hca.id.clone()).collect();
+                let roots = global.host();
+                let on_host = self.on_host.then_some(network::OnHost {
+                    cni_path: &self.cni_path,
+                    roots: &roots,
+                    hcas: &hcas,
+                });
                 let found = network::check(&network, policy, &global.places(), on_host);
                 let checked = Checked {
                     text: found.text(&network),

@@ -98,14 +98,15 @@ pub(crate) fn bind(
             },
         );
     }
-    match slots.values().any(|slot: &Slot| slot.unit == unit) {
-        true => Ok(Some(Bound {
-            pod,
-            sandbox,
-            slots,
-        })),
-        false => Err(incomplete(&unit, &pod)),
+    if !slots.values().any(|slot: &Slot| slot.unit == unit) {
+        return Err(incomplete(&unit, &pod));
     }
+    let bound = Bound {
+        pod,
+        sandbox,
+        slots,
+    };
+    Ok(Some(bound))
 }
 
 fn incomplete(unit: &str, pod: &Pod) -> Error {

@@ -65,13 +65,10 @@ pub(crate) fn await_ready(
 ) -> Vec<Ready> {
     let mut ready = Vec::new();
     for port in ports {
-        match gid::follow_addresses(host, port) {
-            Ok(true) => {}
-            Ok(false) => continue,
-            Err(e) => {
-                log.warn(format_args!("GIDs are not read: {e}"));
-                continue;
-            }
+        let follows = gid::follow_addresses(host, port);
+        let unread = |e| log.warn(format_args!("GIDs are not read: {e}"));
+        if !follows.map_err(unread).unwrap_or_default() {
+            continue;
         }
         for address in addresses {
             let found = loop {
@@ -83,11 +80,17 @@ pub(crate) fn await_ready(
                 }
             };
             match found {
-                Ok(Some(entry)) => ready.push(Ready {
-                    port: port.clone(),
-                    address: *address,
-                    index: entry.index,
-                }),
+                Ok(Some(entry)) => {
+                    let (index, device, number) = (entry.index, &port.device, port.port);
+                    log.info(format_args!(
+                        "{address} of {ifname} is GID {index} of {device} port {number}"
+                    ));
+                    ready.push(Ready {
+                        port: port.clone(),
+                        address: *address,
+                        index,
+                    });
+                }
                 Ok(None) => log.warn(format_args!(
                     "{address} of {ifname} has no RoCE v2 GID on {} port {} after \
                      {GID_TIMEOUT:?}: RDMA from it will not work; rdmactl discover --gids shows \
@@ -97,12 +100,6 @@ pub(crate) fn await_ready(
                 Err(e) => log.warn(format_args!("GID of {address} is not read: {e}")),
             }
         }
-    }
-    for gid in &ready {
-        log.info(format_args!(
-            "{} of {ifname} is GID {} of {} port {}",
-            gid.address, gid.index, gid.port.device, gid.port.port
-        ));
     }
     ready
 }

@@ -13,12 +13,12 @@ mod offers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use hca::{Hca, HcaId};
 
 use crate::binding::store::Bindings;
-use crate::candidate::memory::Memory;
+use crate::candidate::memory::{Memory, Missing};
 use crate::config::{Config, ResourceName};
 use crate::health::Damper;
 use crate::host_snapshot::HostSnapshot;
@@ -67,6 +67,8 @@ pub(crate) struct Plan {
     pub remarks: Vec<String>,
     /// HCAs that a pool chooses and does not have.
     pub excluded: Vec<Excluded>,
+    /// HCAs that were here and are not.
+    pub missing: Vec<Missing>,
     /// When to plan again at the latest: a port will have been up or down for long enough.
     pub due: Option<Instant>,
     /// When to scan again at the latest: a pool waits for something of the host.
@@ -90,7 +92,7 @@ pub(crate) fn plan(
     history: &mut History,
     now: Instant,
 ) -> Plan {
-    let (candidates, unusable) = history.memory.list(seen);
+    let (candidates, unusable) = history.memory.list(seen, SystemTime::now());
     let node = pool::Node {
         held: world.held(&history.memory),
         cdi_obstacle: world.cdi_obstacle.clone(),
@@ -140,6 +142,7 @@ pub(crate) fn plan(
         pools: kept,
         remarks: pools.remarks.into_iter().chain(unusable).collect(),
         excluded: pools.excluded,
+        missing: history.memory.missing(),
         due,
         scan_due: now.checked_add(GATE_INTERVAL).filter(|_| waits),
     }

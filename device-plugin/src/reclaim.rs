@@ -354,7 +354,8 @@ mod tests {
         let part = |name: &str, hca: &str, returned: &str| {
             serde_json::json!({"move": {
                 "interface": {"name": "net1"}, "hcas": [hca], "returned": returned,
-                "host": {"identity": {"index": 5}, "name": name, "state": {}, "takenAt": 1},
+                "host": {"identity": {"index": 5}, "name": name, "takenAt": 1,
+                    "state": {"mtu": 1500, "txQueueLength": 1000, "flags": 1}},
             }})
         };
         let record: Record = serde_json::from_value(serde_json::json!({

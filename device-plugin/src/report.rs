@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use hca::{HcaId, NetnsMode};
 use node_server::socket::{self, NodeSocket};
 use node_wire::status::{
-    ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnits, PoolStatus, SocketStatus, UnitCounts,
+    ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnits, MissingHca, PoolStatus, SocketStatus,
+    UnitCounts,
 };
 use tokio::sync::watch;
 
 use crate::binding::alignment;
 use crate::binding::store::{Binding, Bindings};
+use crate::candidate::memory::Missing;
 use crate::config::last_good::REJECTED;
 use crate::config::{ResourceName, TopologyConfig};
 use crate::events::Trigger;
@@ -41,6 +43,8 @@ pub(crate) struct Report {
     pub pools: Vec<Pool>,
     /// HCAs that are chosen by a pool and not in it, with the reason.
     pub excluded: Vec<String>,
+    /// HCAs that were here and are not.
+    pub missing: Vec<Missing>,
     /// How configuration and host do not fit.
     pub remarks: Vec<String>,
     /// Health changes.
@@ -118,6 +122,7 @@ impl Report {
             netns_mode: None,
             pools: Vec::new(),
             excluded: Vec::new(),
+            missing: Vec::new(),
             remarks: Vec::new(),
             transitions: Transitions::default(),
             allocated: None,
@@ -214,6 +219,11 @@ impl Report {
 
     /// The report as it is answered, with the bindings as they are.
     pub(crate) fn status(&self, bindings: &Bindings) -> DaemonStatus {
+        let missing = |one: &Missing| MissingHca {
+            id: one.id.to_string(),
+            rdma_devices: one.rdma_devices.clone(),
+            since: one.since,
+        };
         let binding = |one: &Binding| one.status(bindings.ended.get(&one.hca).copied());
         DaemonStatus {
             program_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -229,6 +239,7 @@ impl Report {
                 error: self.node_socket_error(),
             },
             pools: self.pools.iter().map(|pool| self.pool(pool)).collect(),
+            missing: self.missing.iter().map(missing).collect(),
             bindings: bindings.all.values().map(binding).collect(),
             alignment: alignment::of_pods(bindings),
         }

@@ -3,7 +3,9 @@
 //! Facts come from sysfs alone: no pci.ids, no configuration space. The chain of bridges above a
 //! function is the real path of its directory, so it costs no further reads.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -197,6 +199,28 @@ fn is_root(component: &str) -> bool {
             .all(|b| b.is_ascii_hexdigit())
 }
 
+/// A device takes milliseconds to give vital product data, and gives the same all the time.
+static VITAL_PRODUCT_DATA: Mutex<BTreeMap<PathBuf, Arc<[u8]>>> = Mutex::new(BTreeMap::new());
+
+/// The vital product data of the function in this directory, read once; `None` if it has none, or this
+/// process may not read it.
+pub(crate) fn vital_product_data(directory: &Path) -> Result<Option<Arc<[u8]>>> {
+    let known = || {
+        VITAL_PRODUCT_DATA
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    };
+    if let Some(data) = known().get(directory) {
+        return Ok(Some(data.clone()));
+    }
+    let Some(data) = host::bytes_if_permitted(directory, "vpd")? else {
+        return Ok(None);
+    };
+    let data: Arc<[u8]> = data.into();
+    known().insert(directory.to_owned(), data.clone());
+    Ok(Some(data))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,6 +228,17 @@ mod tests {
 
     fn address(text: &str) -> PciAddress {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn vital_product_data_is_read_once() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(vital_product_data(directory.path()).unwrap(), None);
+        std::fs::write(directory.path().join("vpd"), "SW_MNG").unwrap();
+        let read = || vital_product_data(directory.path()).unwrap().unwrap();
+        assert_eq!(&*read(), b"SW_MNG");
+        std::fs::remove_file(directory.path().join("vpd")).unwrap();
+        assert_eq!(&*read(), b"SW_MNG");
     }
 
     proptest! {

@@ -76,14 +76,6 @@ impl RdmaDevice {
         self.soft_parent.is_some() || (self.pci.is_none() && self.auxiliary.is_none())
     }
 
-    /// Name of the sub-function it stands on, if it does.
-    #[must_use]
-    pub fn subfunction_name(&self) -> Option<&str> {
-        self.auxiliary
-            .as_deref()
-            .filter(|name| unit::is_subfunction(name))
-    }
-
     /// Why `rdma_cm` does not work with it, and the remedy: it is of a VF, and its node GUID is zero.
     #[must_use]
     pub fn without_node_guid(&self) -> Option<(&'static str, String)> {

@@ -1,11 +1,8 @@
 //! RDMA devices that serve the platform and that no pod can have.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
-
-use crate::host::{self, Host};
+use crate::host::Host;
 use crate::netdev::Netdev;
+use crate::pci;
 use crate::port::LinkLayer;
 use crate::rdma::{RdmaDevice, Reserved};
 
@@ -31,9 +28,6 @@ pub(crate) fn mark(host: &Host, devices: &mut [RdmaDevice], netdevs: &[Netdev]) 
     }
 }
 
-/// Reading vital product data takes milliseconds, and a function serves the same all the time.
-static KNOWN: Mutex<BTreeMap<PathBuf, bool>> = Mutex::new(BTreeMap::new());
-
 fn manages_switch(host: &Host, device: &RdmaDevice) -> bool {
     let mut layers = device.ports.iter().map(|port| port.link_layer);
     let Some(function) = device.pci.as_ref().filter(|pci| {
@@ -41,22 +35,11 @@ fn manages_switch(host: &Host, device: &RdmaDevice) -> bool {
     }) else {
         return false;
     };
-    let directory = host.sys.join("bus/pci/devices");
-    let directory = directory.join(function.address.to_string());
-    if let Some(known) = KNOWN
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get(&directory)
-    {
-        return *known;
-    }
+    let directory = host.bus_entry("PCI device", "pci", &function.address.to_string());
     // Not permitted, or it does not answer: asked again by the next scan.
-    let Ok(Some(data)) = host::bytes_if_permitted(&directory, "vpd") else {
-        return false;
-    };
-    let mut words = data.windows(SWITCH_MANAGEMENT.len());
-    let manages = words.any(|word| word == SWITCH_MANAGEMENT);
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    known.insert(directory, manages);
-    manages
+    let data = directory.and_then(|directory| pci::vital_product_data(&directory));
+    data.ok().flatten().is_some_and(|data| {
+        let mut words = data.windows(SWITCH_MANAGEMENT.len());
+        words.any(|word| word == SWITCH_MANAGEMENT)
+    })
 }

@@ -96,12 +96,14 @@ pub fn is_name(text: &str) -> bool {
         && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// In four system calls; [`std::fs::read_to_string`] has seven.
+/// In three system calls; [`std::fs::read_to_string`] has seven.
 fn read_word(path: &Path) -> io::Result<String> {
     let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-    let mut text = Vec::with_capacity(64);
-    File::from(openat(AT_FDCWD, path, flags, Mode::empty())?).read_to_end(&mut text)?;
-    Ok(word(&String::from_utf8_lossy(&text)))
+    let mut text = [0; 64];
+    let length = File::from(openat(AT_FDCWD, path, flags, Mode::empty())?).read(&mut text)?;
+    Ok(word(&String::from_utf8_lossy(
+        text.get(..length).unwrap_or(&text),
+    )))
 }
 
 fn word(text: &str) -> String {

@@ -121,8 +121,7 @@ pub(super) fn checks() -> Vec<Check> {
 /// The ports of a snapshot.
 pub(super) fn ports(snapshot: &HostSnapshot, pools: Option<&Pools>) -> Vec<PortFacts> {
     let inventory = &snapshot.inventory;
-    let devices = inventory.rdma_devices();
-    let ports = devices.flat_map(|device| device.ports.iter().map(move |port| (device, port)));
+    let ports = inventory.hcas.iter().flat_map(hca::Hca::ports);
     ports
         .map(|(device, port)| {
             let netdev = port.netdev.as_deref();

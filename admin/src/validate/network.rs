@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use attachment::{Error, addresses, node::Places};
 use cni_wire::{Code, Command, Environment, NetworkConfig, Request, env, text};
+use hca::{HcaId, Host};
 use ipam::{plugin::Plugin, store::StoreError};
 use node::policy::{FabricAddresses, Policy};
 use serde_json::{Value, json};
@@ -14,9 +15,9 @@ use serde_json::{Value, json};
 use rdma_netdev::{
     addressing::{self, addressing},
     command::status,
-    config::{Attach, Config, Devices, RdmaRequirement},
+    config::{Attach, Config, Devices, RdmaRequirement, Target},
     decide::refusals,
-    facts::Facts,
+    facts::{Facts, name_of},
 };
 
 /// The names under which this plugin is called: its own, and that of the RDMA CNI plugin, in whose
@@ -31,7 +32,7 @@ pub(crate) struct Network {
     /// `namespace/name`, or the configuration's name.
     pub name: String,
     /// The resource whose unit decides.
-    resource: Option<String>,
+    pub resource: Option<String>,
     /// The configuration, or why there is none.
     config: Result<Value, String>,
 }
@@ -47,12 +48,21 @@ pub(crate) struct Findings {
     pub notes: Vec<String>,
 }
 
+/// The host that a network is checked on.
+#[derive(Clone, Copy)]
+pub(crate) struct OnHost<'a> {
+    pub cni_path: &'a [PathBuf],
+    pub roots: &'a Host,
+    /// HCAs with several netdevs, all of them here, that are offered as the network's resource.
+    pub hcas: &'a [HcaId],
+}
+
 /// Checks a network with the node's policy.
 pub(crate) fn check(
     network: &Network,
     policy: &Policy,
     places: &Places,
-    host: Option<&[PathBuf]>,
+    host: Option<OnHost<'_>>,
 ) -> Findings {
     let mut found = Findings::default();
     let ours = match plugins(network) {
@@ -78,7 +88,7 @@ fn check_plugin(
     plugin: &Value,
     policy: &Policy,
     places: &Places,
-    host: Option<&[PathBuf]>,
+    host: Option<OnHost<'_>>,
     found: &mut Findings,
 ) {
     let read = || -> Result<(Request, Config), Error> {
@@ -88,7 +98,7 @@ fn check_plugin(
                 attachment: None,
                 netns: None,
                 args: env::Args::default(),
-                path: host.unwrap_or_default().to_vec(),
+                path: host.map(|host| host.cni_path.to_vec()).unwrap_or_default(),
                 netns_override: false,
             },
             config: NetworkConfig::parse(plugin.to_string().as_bytes())?,
@@ -124,6 +134,10 @@ fn check_plugin(
     };
     let refused = refusals(&config, &facts).into_iter();
     found.errors.extend(refused.map(|error| error.to_string()));
+    let by_hca = config.device.is_none() && config.master.is_none();
+    if let (true, Some(host)) = (by_hca && config.attach != Attach::RdmaOnly, host) {
+        found.errors.extend(unclear_netdevs(host, config.port));
+    }
     if host.is_some() && found.errors.len() == before {
         found.note(|found| {
             let subject = format!("validate {}", network.name);
@@ -131,6 +145,13 @@ fn check_plugin(
             Ok(())
         });
     }
+}
+
+/// Why ADD would not know which netdev of an HCA is meant.
+fn unclear_netdevs(host: OnHost<'_>, port: Option<u32>) -> Vec<String> {
+    let netdev = |hca: &HcaId| name_of(host.roots, &Target::Hca(hca.clone()), port);
+    let unclear = host.hcas.iter().filter_map(|hca| netdev(hca).err());
+    unclear.map(|error| error.to_string()).collect()
 }
 
 fn notes(config: &Config, network: &Network, found: &mut Findings) {
@@ -375,6 +396,27 @@ mod tests {
 
     fn one(config: &str) -> Findings {
         checked(config).1
+    }
+
+    #[test]
+    fn a_network_without_a_port_is_refused_for_an_hca_with_several_netdevs() {
+        let refused = |lay: fn(&hca_trees::Tree), port| {
+            let directory = tempfile::tempdir().unwrap();
+            let tree = hca_trees::Tree::new(directory.path());
+            lay(&tree);
+            let hcas = [hca_trees::ports::CARD.parse().unwrap()];
+            let host = OnHost {
+                cni_path: &[],
+                roots: &tree.host(),
+                hcas: &hcas,
+            };
+            unclear_netdevs(host, port).concat()
+        };
+        let several = refused(hca_trees::ports::four_planes, None);
+        assert!(several.contains("has several netdevs"), "{several}");
+        let dark = refused(hca_trees::ports::four_planes, Some(1));
+        assert!(dark.contains("no netdev on port 1"), "{dark}");
+        assert_eq!(refused(hca_trees::ports::four_planes, Some(12)), "");
     }
 
     #[test]

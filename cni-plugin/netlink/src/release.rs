@@ -5,17 +5,13 @@
 /// pod renamed it or changed its address.
 pub const MINIMUM: (u32, u32) = (5, 14);
 
-/// Major and minor number of a release, such as `6.1.0-23-amd64`; none for another form.
-#[must_use]
-pub fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
-/// Whether a release is older than [`MINIMUM`]; one of another form is not.
+/// Whether a release, such as `6.1.0-23-amd64`, is older than [`MINIMUM`]; one of another form is not.
 #[must_use]
 pub fn is_too_old(release: &str) -> bool {
-    version(release).is_some_and(|version| version < MINIMUM)
+    let numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut numbers = numbers.map_while(|number| number.parse().ok());
+    let version = numbers.next().zip(numbers.next());
+    version.is_some_and(|version| version < MINIMUM)
 }
 
 #[cfg(test)]

@@ -63,9 +63,8 @@ fn text<T: ToString>(value: Option<T>) -> Option<String> {
     value.map(|value| value.to_string())
 }
 
-/// The keys that a network sets, each with its value and whether the policy allows that. A VLAN's
-/// priority 0 and 802.1q are what a VLAN has without these keys.
-fn set_keys(vf: &VfSettings, allow: &AllowVf) -> Vec<(&'static str, String, bool)> {
+/// The first key that asks for what the policy does not allow, with its value. Pure.
+pub(crate) fn denied(vf: &VfSettings, allow: &AllowVf) -> Option<(&'static str, String)> {
     let (guid, id) = (vf.node_guid, vf.vlan.map(|vlan| vlan.id));
     let qos = vf.vlan.map(|vlan| vlan.qos).filter(|qos| *qos > 0);
     let protocol = vf.vlan.map(|vlan| vlan.protocol);
@@ -83,15 +82,8 @@ fn set_keys(vf: &VfSettings, allow: &AllowVf) -> Vec<(&'static str, String, bool
         ("min_tx_rate", text(vf.min_tx_rate), allow.min_tx_rate),
         ("max_tx_rate", text(vf.max_tx_rate), allow.max_tx_rate),
     ];
-    let set = |(key, value, is_allowed): (_, Option<String>, bool)| Some((key, value?, is_allowed));
-    keys.into_iter().filter_map(set).collect()
-}
-
-/// The first key that the policy does not allow, with its value. The default policy allows none.
-pub(crate) fn denied(settings: &VfSettings, allow: &AllowVf) -> Option<(&'static str, String)> {
-    let mut keys = set_keys(settings, allow).into_iter();
-    let denied = keys.find(|(_, _, is_allowed)| !is_allowed);
-    denied.map(|(key, value, _)| (key, value))
+    let mut keys = keys.into_iter();
+    keys.find_map(|(key, value, is_allowed)| Some((key, value.filter(|_| !is_allowed)?)))
 }
 
 #[cfg(test)]

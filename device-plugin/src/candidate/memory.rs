@@ -1,17 +1,21 @@
-//! What was last known of each HCA, for as long as the host cannot see all of it.
+//! What was last known of each HCA: what it is while the host cannot see all of it, and that it was here.
 //!
 //! Selectors ask for netdev names, port rates and the like, which are not visible from the host
 //! while a pod has them. An HCA must not fall out of its pool for that. The daemon writes what it
 //! knows to one file of the node's state directory ([`FILE`]), so its next start knows it as well.
 //! Names and numbers of one boot say nothing about the next one: there, the host sees every HCA
-//! before a pod can take it.
+//! before a pod can take it. What outlives a boot is that a physical function was here: a NIC that
+//! does not come back is missing. Virtual and scalable functions and soft RoCE come and go.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use hca::chardev::CharDevices;
 use hca::inventory::Unusable;
 use hca::{Hca, HcaId, Inventory, Netdev, PortState, RdmaDevice};
+use jiff::Timestamp;
 use node::identity::boot_id;
 use node::policy::Policy;
 use node::trust;
@@ -32,9 +36,43 @@ const MAX_BYTES: u64 = 16 * 1024 * 1024;
 pub struct Memory {
     /// The boot whose file it replaces; none if the file was not read, and must stay.
     boot: Option<String>,
-    known: BTreeMap<HcaId, Hca>,
+    known: BTreeMap<HcaId, Known>,
     /// By resource, the HCAs of pools whose units name none ([`Memory::note_pooled`]).
     pooled: BTreeMap<String, BTreeSet<HcaId>>,
+}
+
+/// One HCA.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Known {
+    hca: Hca,
+    /// The boot that it was seen in last.
+    boot: String,
+    /// Since when it is not here, in Unix seconds.
+    missing_since: Option<u64>,
+}
+
+/// An HCA that was here and is not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    /// Its identity.
+    pub id: HcaId,
+    /// Names of its RDMA devices when it was here.
+    pub rdma_devices: Vec<String>,
+    /// Since when, in Unix seconds.
+    pub since: u64,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let since = i64::try_from(self.since).ok();
+        let since = since.and_then(|since| Timestamp::from_second(since).ok());
+        let (id, names) = (&self.id, self.rdma_devices.join(","));
+        write!(
+            formatter,
+            "HCA {id} ({names}) was here and is missing since {}",
+            since.unwrap_or_default()
+        )
+    }
 }
 
 /// The file.
@@ -42,17 +80,18 @@ pub struct Memory {
 struct Document {
     version: u32,
     boot: String,
-    hcas: Vec<Hca>,
+    hcas: Vec<Known>,
     pooled: BTreeMap<String, BTreeSet<HcaId>>,
 }
 
 impl Memory {
-    /// What an earlier daemon of this boot knew. `boot` is the kernel's boot ID.
+    /// What earlier daemons knew. `boot` is the kernel's boot ID.
     pub fn load(state_dir: &Path, boot: String) -> Self {
         let path = state_dir.join(FILE);
         let (hcas, pooled) = match read(&path) {
             Ok(Some(document)) if document.boot == boot => (document.hcas, document.pooled),
-            Ok(_) => Default::default(),
+            Ok(Some(document)) => (document.hcas, BTreeMap::new()),
+            Ok(None) => Default::default(),
             Err(error) => {
                 tracing::warn!(
                     file = %path.display(), error,
@@ -62,7 +101,8 @@ impl Memory {
                 Default::default()
             }
         };
-        let known = hcas.into_iter().map(|hca| (hca.id.clone(), hca)).collect();
+        let hcas = hcas.into_iter();
+        let known = hcas.map(|known| (known.hca.id.clone(), known)).collect();
         let boot = Some(boot);
         Self {
             boot,
@@ -105,11 +145,36 @@ impl Memory {
 
     /// The HCAs of a scan, with what was known of those that the host cannot see whole, and remembers
     /// what is known now.
-    pub fn list(&mut self, seen: &HostSnapshot) -> (Vec<Hca>, Vec<Unusable>) {
+    pub fn list(&mut self, seen: &HostSnapshot, now: SystemTime) -> (Vec<Hca>, Vec<Unusable>) {
         let (mut candidates, mut unusable) =
             (seen.inventory.hcas.clone(), seen.inventory.unusable.clone());
         self.complete(&mut candidates, &mut unusable, &seen.inventory);
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.known.retain(|id, known| {
+            let is_here = candidates.iter().any(|hca| hca.id == *id);
+            known.missing_since = (!is_here).then(|| known.missing_since.unwrap_or(now));
+            is_here || matches!(id, HcaId::Pci(_)) && known.hca.owner().is_none()
+        });
         (candidates, unusable)
+    }
+
+    /// HCAs that were here, in this boot or an earlier one, and are not.
+    pub fn missing(&self) -> Vec<Missing> {
+        let missing = self.known.iter().filter_map(|(id, known)| {
+            let names = known.hca.rdma_names().into_iter();
+            Some(Missing {
+                id: id.clone(),
+                rdma_devices: names.map(str::to_owned).collect(),
+                since: known.missing_since?,
+            })
+        });
+        missing.collect()
+    }
+
+    /// What is known of an HCA in this boot.
+    fn of_this_boot(&self, id: &HcaId) -> Option<&Hca> {
+        let known = self.known.get(id)?;
+        (Some(&known.boot) == self.boot.as_ref()).then_some(&known.hca)
     }
 
     /// Fills what candidates lack from what was known of them, and remembers what is known now.
@@ -123,12 +188,17 @@ impl Memory {
     ) {
         let in_sight = |name: &str| inventory.netdev(name).is_some();
         for seen in candidates.iter_mut() {
-            let known = self.known.get(&seen.id);
+            let known = self.of_this_boot(&seen.id);
             if let Some(known) = known.filter(|known| is_same_model(seen, known)) {
                 fill(seen, known, in_sight);
             }
             if seen.is_read() {
-                self.known.insert(seen.id.clone(), lasting(seen));
+                let known = Known {
+                    hca: lasting(seen),
+                    boot: self.boot.clone().unwrap_or_default(),
+                    missing_since: None,
+                };
+                self.known.insert(seen.id.clone(), known);
             }
         }
         let hidden = inventory.unusable.iter();
@@ -136,7 +206,8 @@ impl Memory {
             let name = &hidden.device.name;
             let has_name = |hca: &Hca| hca.rdma_devices.iter().any(|one| one.name == *name);
             let by_guid = |hca: &&Hca| matches!(hca.id, HcaId::NodeGuid(_)) && has_name(hca);
-            let Some(known) = self.known.values().find(by_guid) else {
+            let mut of_this_boot = self.known.keys().filter_map(|id| self.of_this_boot(id));
+            let Some(known) = of_this_boot.find(by_guid) else {
                 continue;
             };
             if !candidates
@@ -163,7 +234,7 @@ impl Memory {
 #[must_use]
 pub fn list(seen: &HostSnapshot, policy: &Path, host: &hca::Host) -> (Vec<Hca>, Vec<Unusable>) {
     let state_dir = Policy::load_for_release(policy).0.state_dir;
-    Memory::load(&state_dir, boot_id(&host.proc)).list(seen)
+    Memory::load(&state_dir, boot_id(&host.proc)).list(seen, SystemTime::now())
 }
 
 /// What is worth knowing of an HCA while it is not visible. States, GIDs and the like change with

@@ -727,3 +727,43 @@ fn what_was_bound_late_is_no_unit_of_the_pool_without_late_binding() {
     assert_eq!(members("mode: exclusive, binding: late"), 1);
     assert_eq!(members("mode: exclusive"), 0);
 }
+
+#[test]
+fn a_physical_function_that_does_not_come_back_is_missing_until_it_does() {
+    let node = Node::new();
+    let config = config("mode: exclusive, select: { functions: [pf] }");
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(daemon.plan.missing, []);
+    // In a pod it is not missing.
+    let kept = node.keep(&daemon);
+    node.take();
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(daemon.plan.missing, []);
+    // After a reboot it is not there at all.
+    let without = {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path());
+        tree.rdma_core(true);
+        scan(&tree)
+    };
+    let mut daemon = Daemon::new(Memory::load(kept.path(), "another boot".into()));
+    daemon.update(&config, &without, now);
+    let [missing] = daemon.plan.missing.as_slice() else {
+        panic!("{:?}", daemon.plan.missing)
+    };
+    assert_eq!(missing.id.to_string(), HCA);
+    assert_eq!(missing.rdma_devices, ["mlx5_0"]);
+    let said = missing.to_string();
+    assert!(
+        said.contains("mlx5_0) was here and is missing since 20"),
+        "{said}"
+    );
+    // The next daemon knows since when.
+    let kept = node.keep(&daemon);
+    let mut daemon = Daemon::new(Memory::load(kept.path(), "another boot".into()));
+    daemon.update(&config, &without, now);
+    assert_eq!(daemon.plan.missing, [missing.clone()]);
+    daemon.update(&config, &Node::new().scan(), now);
+    assert_eq!(daemon.plan.missing, []);
+}

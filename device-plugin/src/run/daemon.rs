@@ -414,8 +414,11 @@ impl Daemon {
         let pools = pools.filter_map(|pool| self.sessions.report(&pool.resource));
         let excluded = &self.plan.excluded;
         let host = self.host.as_deref();
+        let missing = self.plan.missing.iter().map(ToString::to_string);
+        let missing: Vec<String> = missing.collect();
         let remarks = [
             self.plan.remarks.as_slice(),
+            &missing,
             self.links.faults(),
             host.map_or(&[], |host| &host.faults),
             &self.files.faults(),
@@ -433,6 +436,7 @@ impl Daemon {
             netns_mode: host.and_then(|host| host.inventory.netns_mode),
             pools: pools.collect(),
             excluded: excluded.iter().map(ToString::to_string).collect(),
+            missing: self.plan.missing.clone(),
             remarks,
             transitions: self.history.transitions.clone(),
             allocated: self.world.allocated.clone(),

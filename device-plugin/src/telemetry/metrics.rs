@@ -98,6 +98,13 @@ fn of_hcas(report: &Report) -> Vec<Family> {
             }
         }
     }
+    let missing = report.missing.iter().map(|hca| {
+        let labels = vec![
+            ("hca", hca.id.to_string()),
+            ("rdma_device", hca.rdma_devices.join(",")),
+        ];
+        (labels, 1.0)
+    });
     let changes = report.transitions.iter().map(|((resource, to), count)| {
         (
             vec![("resource", resource.to_string()), ("to", (*to).to_owned())],
@@ -109,6 +116,11 @@ fn of_hcas(report: &Report) -> Vec<Family> {
             "hca_unhealthy",
             "1 for each HCA that the kubelet may not allocate, with the reason",
             reasons,
+        ),
+        gauge(
+            "hca_missing",
+            "1 for each HCA that was on this host and is not",
+            missing.collect(),
         ),
         counter(
             "health_transitions",

@@ -62,7 +62,7 @@ pub(super) fn read(host: &Host) -> Result<BTreeMap<String, PciLocation>> {
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
 pub(super) fn uuid_of(directory: &Path) -> Result<Option<String>> {
-    Ok(host::bytes_if_permitted(directory, "vpd")?
+    Ok(pci::vital_product_data(directory)?
         .as_deref()
         .and_then(uuid))
 }

@@ -33,10 +33,7 @@ impl Version {
     /// # Errors
     /// Code 6 for a text that is not a version, code 1 for a version that is not supported.
     pub fn parse(text: &str) -> Result<Version, Error> {
-        let text = match text {
-            "" => "0.1.0",
-            text => text,
-        };
+        let text = if text.is_empty() { "0.1.0" } else { text };
         Version::from_word(text).ok_or_else(|| {
             let code = match text.split('.').all(|field| field.parse::<u32>().is_ok()) {
                 true => Code::IncompatibleVersion,

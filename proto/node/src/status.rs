@@ -33,10 +33,24 @@ pub struct DaemonStatus {
     pub node_socket: SocketStatus,
     /// One entry for each resource, in the order of the configuration.
     pub pools: Vec<PoolStatus>,
+    /// HCAs that were here and are not.
+    pub missing: Vec<MissingHca>,
     /// Slots that are bound to an HCA.
     pub bindings: Vec<BindingStatus>,
     /// How well the HCAs of pods with bound slots fit their GPUs.
     pub alignment: Vec<PodAlignment>,
+}
+
+/// An HCA that was here, in this boot or an earlier one, and is not.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MissingHca {
+    /// As unit IDs name it.
+    pub id: String,
+    /// Its RDMA devices when it was here.
+    pub rdma_devices: Vec<String>,
+    /// Since when, in Unix seconds.
+    pub since: u64,
 }
 
 /// The configuration in force.

@@ -890,7 +890,7 @@ fn wrong_names() -> Result<()> {
     let host = Host::new()?;
     host.holds(&[0, 1, 2, 3]);
     for (pattern, words) in [
-        ("same", &["names", "neither {rail} nor {host}"][..]),
+        ("same", &["names", "makes one name for all interfaces"][..]),
         ("{nic}", &["names", "{nic}"]),
         ("a-much-too-long-name-{rail}", &["names", "15 bytes"]),
         ("a/{rail}", &["names", "'/'"]),

@@ -268,7 +268,7 @@ fn link_beside() -> Result<()> {
         let mut network = node.scene.network(&keys);
         network["deviceID"] = json!(slot);
         node.scene
-            .refuses_call(&call, &network, &[INVALID_NETWORK], &["is a slot"])?;
+            .refuses_call(&call, &network, &[INVALID_NETWORK], &["beside the slot"])?;
     }
     assert_eq!(node.bound()?.len(), 0);
     Ok(())

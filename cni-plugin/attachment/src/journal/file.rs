@@ -26,16 +26,10 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Removes a file; one that is gone is removed.
 pub(super) fn remove(path: &Path) -> Result<(), Error> {
-    match fs::remove_file(path) {
-        Err(e)
-            if !matches!(
-                e.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            ) =>
-        {
-            Err(Error::file("remove", path, e))
-        }
-        _ => Ok(()),
+    use io::ErrorKind::{NotADirectory, NotFound};
+    match fs::remove_file(path).map_err(|e| (e.kind(), e)) {
+        Ok(()) | Err((NotFound | NotADirectory, _)) => Ok(()),
+        Err((_, e)) => Err(Error::file("remove", path, e)),
     }
 }
 

@@ -85,12 +85,6 @@ cni_wire::words! {
     }
 }
 
-impl LinkState {
-    fn number(self) -> VfLinkState {
-        VfLinkState::from(self as u32)
-    }
-}
-
 impl Protocol {
     fn number(self) -> VlanProtocol {
         match self {
@@ -151,7 +145,7 @@ impl VfSettings {
                     read.max_tx_rate = Some(p.max_tx_rate);
                 }
                 VfInfo::LinkState(p) => {
-                    let is_it = |state: &LinkState| state.number() == p.state;
+                    let is_it = |state: &LinkState| p.state == VfLinkState::from(*state as u32);
                     read.link_state = LinkState::ALL.into_iter().find(is_it);
                 }
                 VfInfo::Mac(p) => read.mac = p.mac.get(..6).map(MacAddress::new),
@@ -168,8 +162,8 @@ impl VfSettings {
         let mut all = Vec::new();
         let mut ask = |text: String, info| all.push((text, info));
         if let Some(on) = self.trust {
-            let info = VfInfoTrust::new(vf, on);
-            ask(format!("trust {}", on_off(on)), VfInfo::Trust(info));
+            let info = VfInfo::Trust(VfInfoTrust::new(vf, on));
+            ask(format!("trust {}", on_off(on)), info);
         }
         if let Some(on) = self.spoof_check {
             let info = VfInfo::SpoofCheck(VfInfoSpoofCheck::new(vf, on));
@@ -185,7 +179,7 @@ impl VfSettings {
             ask(format!("rate {min} to {max} Mb/s"), info);
         }
         if let Some(state) = self.link_state {
-            let info = VfInfoLinkState::new(vf, state.number());
+            let info = VfInfoLinkState::new(vf, VfLinkState::from(state as u32));
             let text = format!("link state {}", state.as_str());
             ask(text, VfInfo::LinkState(info));
         }

@@ -121,13 +121,13 @@ fn the_ports_of_a_pods_hca_stay_known() {
     let node = Node::new(four_planes);
     let directory = tempfile::tempdir().unwrap();
     let mut memory = crate::candidate::memory::Memory::load(directory.path(), "boot".into());
-    memory.list(&node.scan());
+    memory.list(&node.scan(), std::time::SystemTime::now());
     node.tree.rdma_core(false);
     node.tree.hide_rdma("mlx5_0");
     for plane in 0..4 {
         node.tree.hide_netdev(&format!("eth_r0_p{plane}"));
     }
-    let (hcas, _) = memory.list(&node.scan());
+    let (hcas, _) = memory.list(&node.scan(), std::time::SystemTime::now());
     let names = ["mlx5_0:3", "mlx5_0:6", "mlx5_0:9", "mlx5_0:12"];
     assert_eq!(hcas[0].port_names(), names);
     assert!(hcas[0].elsewhere && hcas[0].netdevs.len() == 4);
