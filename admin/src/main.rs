@@ -14,6 +14,7 @@ mod discover;
 mod documents;
 mod explain;
 mod findings;
+mod forget;
 mod global;
 mod holders;
 mod kubectl;
@@ -64,6 +65,8 @@ enum Command {
     Topology(topology::Topology),
     /// Why a device is or is not in each pool
     Explain(explain::Explain),
+    /// An HCA that is missing was removed for good: it is not missed any more
+    Forget(forget::Forget),
     /// What this node or container lacks for RDMA
     Preflight(Box<preflight::Preflight>),
     /// Whether RDMA works between two pods or all nodes, and how fast
@@ -95,6 +98,7 @@ impl Command {
             Self::Discover(command) => command.run(global),
             Self::Topology(command) => command.run(global),
             Self::Explain(command) => command.run(global),
+            Self::Forget(command) => command.run(global),
             Self::Preflight(command) => command.run(global),
             Self::Verify(command) => command.run(global),
             Self::Report(command) => command.run(global),

@@ -11,7 +11,7 @@ use hca::topology::{Machine, gpu};
 use hca::{Host, UnitId};
 use ipam::lease::Lease;
 use kubelet_api::client::{Devices, Held};
-use node_wire::status::{DaemonStatus, PoolStatus, StatusQuestion};
+use node_wire::status::{DaemonStatus, ForgetQuestion, PoolStatus, StatusQuestion};
 use rdma_device_plugin::Gpus;
 use rdma_device_plugin::cli::KubeletRoot;
 use rdma_device_plugin::node_files::{self, Files};
@@ -48,6 +48,17 @@ impl Sources {
     /// It does not answer.
     pub(crate) fn daemon(&self) -> Result<DaemonStatus, node_wire::ClientError> {
         node_wire::ask(&self.node_socket, &StatusQuestion {}, DAEMON_TIMEOUT)
+    }
+
+    /// Has the daemon forget an HCA that is missing.
+    ///
+    /// # Errors
+    /// It does not answer, or no such HCA is missing.
+    pub(crate) fn forget(&self, hca: &str) -> Result<(), node_wire::ClientError> {
+        let question = ForgetQuestion {
+            hca: hca.to_owned(),
+        };
+        node_wire::ask(&self.node_socket, &question, DAEMON_TIMEOUT).map(drop)
     }
 
     /// Which containers have which devices, by the kubelet.

@@ -39,6 +39,8 @@ pub(crate) enum Trigger {
     Pods,
     /// A slot was bound or unbound.
     Binding,
+    /// Somebody said that an HCA was removed for good.
+    Forget,
     /// A pod left a child on the netdev of an HCA, or it is gone.
     Child,
 }
@@ -48,7 +50,7 @@ impl Trigger {
     pub(crate) fn is_of_host(self) -> bool {
         !matches!(
             self,
-            Self::Damping | Self::Pods | Self::Binding | Self::Child
+            Self::Damping | Self::Pods | Self::Binding | Self::Forget | Self::Child
         )
     }
 }

@@ -10,7 +10,7 @@
 pub(crate) mod answer;
 pub(crate) mod pods;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use hca::HcaId;
 use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 pub(crate) use node_server::socket::{NodeSocket, State};
-use node_wire::{Answer, Failure, PodUnits, Question};
+use node_wire::{Answer, Failure, FailureKind, Forgotten, PodUnits, Question};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -41,6 +41,8 @@ struct Units {
     reports: watch::Receiver<Arc<Report>>,
     /// What binds slots.
     binder: Arc<Binder>,
+    /// HCAs that were removed for good.
+    removed: watch::Sender<BTreeSet<HcaId>>,
 }
 
 impl Answers for Units {
@@ -55,11 +57,27 @@ impl Answers for Units {
                 let status = self.reports.borrow().status(&self.binder.bindings());
                 Ok(Answer::Status(Box::new(status)))
             }
+            Question::Forget(question) => self.forget(&question.hca),
             Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),
             Question::Commit(question) => self.binder.commit(question).await.map(Answer::Committed),
             Question::Unbind(question) => self.binder.unbind(question).await.map(Answer::Unbound),
             other => Err(other.not_mine()),
         }
+    }
+}
+
+impl Units {
+    fn forget(&self, hca: &str) -> Result<Answer, Failure> {
+        let reports = self.reports.borrow();
+        let mut missing = reports.missing.iter();
+        let Some(one) = missing.find(|one| one.id.to_string() == hca) else {
+            let why = format!("no HCA {hca} is missing on this node; rdmactl status shows what is");
+            return Err(Failure::new(FailureKind::UnknownHca, why));
+        };
+        self.removed.send_modify(|removed| {
+            removed.insert(one.id.clone());
+        });
+        Ok(Answer::Forgotten(Forgotten {}))
     }
 }
 
@@ -88,7 +106,7 @@ fn name_hcas(units: &mut PodUnits, report: &Report) {
 /// Serves until `stop`. `nonce` distinguishes this process from another one in the names of files.
 pub(crate) async fn keep_serving(
     (path, nonce): (PathBuf, String),
-    (pods, binder): (Arc<Pods>, Arc<Binder>),
+    (pods, binder, removed): (Arc<Pods>, Arc<Binder>, watch::Sender<BTreeSet<HcaId>>),
     mut reports: watch::Receiver<Arc<Report>>,
     state: watch::Sender<State>,
     stop: CancellationToken,
@@ -97,6 +115,7 @@ pub(crate) async fn keep_serving(
         pods,
         reports: reports.clone(),
         binder,
+        removed,
     };
     let connections = Connections::new(units);
     let scanned = reports.wait_for(|report| report.scans.done);

@@ -355,7 +355,8 @@ mod tests {
             serde_json::json!({"move": {
                 "interface": {"name": "net1"}, "hcas": [hca], "returned": returned,
                 "host": {"identity": {"index": 5}, "name": name, "takenAt": 1,
-                    "state": {"mtu": 1500, "txQueueLength": 1000, "flags": 1}},
+                    "state": {"mtu": 1500, "txQueueLength": 1000, "flags": 1, "families": [],
+                        "config": {}}},
             }})
         };
         let record: Record = serde_json::from_value(serde_json::json!({

@@ -147,6 +147,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let socket_path = settings.node_socket.clone();
     let (node_socket, state) = NodeSocket::new(socket_path.clone());
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
+    let removed = watch::Sender::new(BTreeSet::new());
     let daemon = Daemon::new(
         settings,
         start,
@@ -157,6 +158,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 heard,
                 held: known.clone(),
                 found,
+                removed: removed.subscribe(),
                 bindings: bindings.subscribe(),
             },
             Helpers {
@@ -180,7 +182,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     services.spawn(garbage::keep_tidy(binder.clone(), known, stop.clone()));
     services.spawn(node_socket::keep_serving(
         (socket_path, nonce),
-        (pods, binder),
+        (pods, binder, removed),
         daemon.report(),
         state,
         stop.clone(),

@@ -184,7 +184,8 @@ impl Binder {
             true => (None, None),
             false => (
                 Some(self.placed(pod, units, &report).await?),
-                self.listed(&world).await,
+                // Units of a time before the pool had slots name HCAs.
+                self.listed(&world).await.or(report.allocated.clone()),
             ),
         };
         let (read, reports) = (self.world(held, Some(asker.clone())), self.reports.clone());

@@ -12,6 +12,7 @@ use hca::{HcaId, Host};
 use netlink::{Socket, rdma};
 
 use super::containers::pod_uid;
+use super::store::Bindings;
 use crate::host_snapshot::is_in_host_network;
 
 /// A process of a pod and the HCA that it has a verbs context of.
@@ -74,6 +75,18 @@ fn of_pods(
     contexts.collect()
 }
 
+/// HCAs that nobody has, by a list of the kubelet that is newer than the contexts, and the process that
+/// uses each.
+pub(crate) fn in_use<H>(
+    contexts: &[Context],
+    held: &BTreeMap<HcaId, H>,
+    bindings: &Bindings,
+) -> BTreeMap<HcaId, String> {
+    let is_free = |one: &&Context| !held.contains_key(&one.hca) && !bindings.has(&one.hca);
+    let free = contexts.iter().filter(is_free);
+    free.map(|one| (one.hca.clone(), one.to_string())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,5 +129,10 @@ mod tests {
             text.contains("4711 (\"python3\")") && text.contains(uid),
             "{text}"
         );
+        // The next pod has the HCA: it is not unhealthy for it.
+        let (none, free) = (BTreeMap::<HcaId, ()>::new(), Bindings::default());
+        let held = BTreeMap::from([(hca.clone(), ())]);
+        assert_eq!(in_use(&found, &none, &free), BTreeMap::from([(hca, text)]));
+        assert_eq!(in_use(&found, &held, &free), BTreeMap::new());
     }
 }

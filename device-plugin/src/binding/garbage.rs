@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attachment::cdi_file::{CdiDirectory, PREFIX};
+use node_wire::Failure;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::binder::{Binder, free, lock};
 use super::containers::CgroupWatch;
-use super::contexts::{self, Context};
+use super::contexts;
 use super::slot_specification::file_name;
 use super::state::{PROCESSES, State, binding_state, lacking, why_ended};
 use super::store::Bindings;
@@ -78,11 +79,11 @@ pub(crate) async fn keep_tidy(
 }
 
 impl Binder {
-    async fn tidy(&self, held: Option<Arc<Holdings>>) -> Result<(), node_wire::Failure> {
+    async fn tidy(&self, held: Option<Arc<Holdings>>) -> Result<(), Failure> {
         let read = self.world(held, None);
         let (store, paths, known) = (self.store.clone(), self.paths.clone(), self.lacking.clone());
         let hcas = self.report().exclusive_hcas();
-        let round = move || {
+        let round = move || -> Result<_, Failure> {
             // Files before bindings: each is made after its binding.
             let files = files_of_slots(&paths);
             let world = read()?;
@@ -107,24 +108,18 @@ impl Binder {
                 }
             }
             *lock(&known) = lacking(&world);
-            store.note_ended(ended);
-            Ok(contexts::read(&paths.host, &hcas))
+            Ok((ended, contexts::read(&paths.host, &hcas)))
         };
-        let used: Vec<Context> = self.blocking(round).await??;
-        let mut in_use = BTreeMap::new();
-        if !used.is_empty() {
+        let (ended, used) = self.blocking(round).await??;
+        let in_use = match used.is_empty() {
+            true => Some(BTreeMap::new()),
             // A pod that has started since the last list may have them.
-            let listed = self.pods.holdings_of_now(KUBELET_TIMEOUT).await;
-            let Ok(listed) = listed else { return Ok(()) };
-            let (held, bindings) = (listed.hcas(), self.bindings());
-            let is_free = |one: &&Context| !held.contains_key(&one.hca) && !bindings.has(&one.hca);
-            for one in used.iter().filter(is_free) {
-                in_use
-                    .entry(one.hca.clone())
-                    .or_insert_with(|| one.to_string());
+            false => {
+                let listed = self.pods.holdings_of_now(KUBELET_TIMEOUT).await.ok();
+                listed.map(|listed| contexts::in_use(&used, &listed.hcas(), &self.bindings()))
             }
-        }
-        self.store.note_in_use(in_use);
+        };
+        self.store.note(ended, in_use);
         Ok(())
     }
 }

@@ -87,6 +87,8 @@ pub(crate) struct World {
     pub attached: Attached,
     /// What the kubelet listed last.
     pub held: Option<Arc<Holdings>>,
+    /// HCAs that units name, with one of the pods that hold them.
+    pub allocated: BTreeMap<HcaId, HcaAllocation>,
     pub lacking: Lacking,
     /// The processes of each binding's pod.
     pub processes: BTreeMap<HcaId, Processes>,
@@ -117,10 +119,13 @@ impl World {
             let processes = cgroup.map(|cgroup| containers::processes(root, &cgroup));
             (hca.clone(), processes.unwrap_or(Processes::Unknown))
         });
+        let allocated = held.iter().flat_map(|held| held.hcas());
+        let allocated = allocated.filter_map(|(hca, all)| Some((hca, all.into_iter().next()?)));
         let uid = asker.as_ref().and_then(|asker| asker.pod.uid.as_deref());
         Ok(Self {
             attached: Attached::read(paths)?,
             cgroup: uid.and_then(|uid| containers::find(root, uid)),
+            allocated: allocated.collect(),
             held,
             lacking,
             processes: processes.collect(),
@@ -263,7 +268,7 @@ pub(crate) enum Owner<'w> {
     /// A pod by the CNI plugin's journal alone.
     Attached,
     /// A pod whose unit names the HCA.
-    Allocated(HcaAllocation),
+    Allocated(&'w HcaAllocation),
     /// A process of a pod that ended.
     Process(&'w str),
 }
@@ -280,11 +285,7 @@ pub(crate) fn owner<'w>(hca: &HcaId, world: &'w World) -> Owner<'w> {
     if world.attached.has_elsewhere(hca, sandbox) {
         return Owner::Attached;
     }
-    let held = world.held.as_ref().and_then(|held| held.hcas().remove(hca));
-    match (
-        held.into_iter().flatten().next(),
-        world.bindings.in_use.get(hca),
-    ) {
+    match (world.allocated.get(hca), world.bindings.in_use.get(hca)) {
         (Some(allocated), _) => Owner::Allocated(allocated),
         (None, Some(process)) => Owner::Process(process),
         (None, None) => Owner::Nobody,

@@ -361,16 +361,17 @@ impl Store {
         Ok(())
     }
 
-    /// Takes note of bindings whose pods have ended, and are not free yet.
-    pub(crate) fn note_ended(&self, ended: BTreeMap<HcaId, &'static str>) {
+    /// Takes note of bindings whose pods have ended, and of HCAs that processes of ended pods use.
+    pub(crate) fn note(
+        &self,
+        ended: BTreeMap<HcaId, &'static str>,
+        in_use: Option<BTreeMap<HcaId, String>>,
+    ) {
         let _writer = self.writer();
-        self.change(|all| all.ended = ended);
-    }
-
-    /// Takes note of HCAs that processes of ended pods use.
-    pub(crate) fn note_in_use(&self, in_use: BTreeMap<HcaId, String>) {
-        let _writer = self.writer();
-        self.change(|all| all.in_use = in_use);
+        self.change(|all| {
+            all.ended = ended;
+            all.in_use = in_use.unwrap_or(std::mem::take(&mut all.in_use));
+        });
     }
 }
 

@@ -171,6 +171,12 @@ impl Memory {
         missing.collect()
     }
 
+    /// Forgets HCAs that were removed for good.
+    pub fn forget(&mut self, hcas: &BTreeSet<HcaId>) {
+        self.known
+            .retain(|id, known| known.missing_since.is_none() || !hcas.contains(id));
+    }
+
     /// What is known of an HCA in this boot.
     fn of_this_boot(&self, id: &HcaId) -> Option<&Hca> {
         let known = self.known.get(id)?;

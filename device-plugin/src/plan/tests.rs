@@ -763,7 +763,7 @@ fn a_physical_function_that_does_not_come_back_is_missing_until_it_does() {
     let kept = node.keep(&daemon);
     let mut daemon = Daemon::new(Memory::load(kept.path(), "another boot".into()));
     daemon.update(&config, &without, now);
-    assert_eq!(daemon.plan.missing, [missing.clone()]);
+    assert_eq!(daemon.plan.missing, std::slice::from_ref(missing));
     daemon.update(&config, &Node::new().scan(), now);
     assert_eq!(daemon.plan.missing, []);
 }

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use hca::HcaId;
 use hca::host::Hung;
 use node::file::FileId;
 use node_wire::status::ConfigurationStatus;
@@ -65,6 +66,8 @@ pub(super) struct Inputs {
     pub(super) held: watch::Receiver<Option<Arc<Holdings>>>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
+    /// HCAs that were removed for good.
+    pub(super) removed: watch::Receiver<BTreeSet<HcaId>>,
     /// Which slot is which HCA; none until that was read.
     pub(super) bindings: watch::Receiver<Option<Arc<Bindings>>>,
 }
@@ -77,6 +80,7 @@ impl Inputs {
             Ok(()) = self.held.changed() => Trigger::Pods,
             Ok(()) = self.found.changed() => Trigger::Child,
             Ok(()) = self.bindings.changed() => Trigger::Binding,
+            Ok(()) = self.removed.changed() => Trigger::Forget,
             else => std::future::pending().await,
         }
     }
@@ -393,6 +397,10 @@ impl Daemon {
                 // What was too new to be removed is not any more by then.
                 let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;
                 self.tidy = after(Some(later));
+                Some(trigger)
+            }
+            Trigger::Forget => {
+                self.history.memory.forget(&self.inputs.removed.borrow());
                 Some(trigger)
             }
             Trigger::Child => {

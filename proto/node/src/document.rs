@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::client::{Fault, Server};
-use crate::status::{DaemonStatus, StatusQuestion};
+use crate::status::{DaemonStatus, ForgetQuestion, Forgotten, StatusQuestion};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
 /// The longest name of a namespace, a pod or a UID: a DNS subdomain's.
@@ -32,6 +32,8 @@ pub enum Question {
     PodUnits(Pod),
     /// To the daemon: its state.
     Status(StatusQuestion),
+    /// To the daemon: this HCA was removed for good.
+    Forget(ForgetQuestion),
     /// To the daemon: bind the slots of this pod.
     Bind(BindQuestion),
     /// To the daemon: the devices of these slots are in place.
@@ -109,6 +111,8 @@ pub enum Answer {
     Status(Box<DaemonStatus>),
     /// To [`Question::PodUnits`].
     PodUnits(PodUnits),
+    /// To [`Question::Forget`].
+    Forgotten(Forgotten),
     /// To [`Question::Bind`].
     Bound(Bound),
     /// To [`Question::Commit`].
@@ -223,6 +227,8 @@ pub enum FailureKind {
     CannotBind,
     /// The slot is not bound to this sandbox.
     NotBound,
+    /// No HCA of this name is missing.
+    UnknownHca,
     /// A file of the bindings cannot be read or written.
     BindingsUnavailable,
     /// The answer is longer than [`ANSWER_MAX_BYTES`].
@@ -267,6 +273,7 @@ macro_rules! asks {
 asks! {
     Pod: PodUnits, PodUnits, Daemon;
     StatusQuestion: Status, DaemonStatus, Daemon;
+    ForgetQuestion: Forget, Forgotten, Daemon;
     BindQuestion: Bind, Bound, Daemon;
     CommitQuestion: Commit, Committed, Daemon;
     UnbindQuestion: Unbind, Unbound, Daemon;

@@ -11,6 +11,18 @@ use crate::Pod;
 #[serde(deny_unknown_fields)]
 pub struct StatusQuestion {}
 
+/// Asks the daemon to forget an HCA that is missing: it was removed for good.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForgetQuestion {
+    /// As unit IDs name it.
+    pub hca: String,
+}
+
+/// The answer to [`ForgetQuestion`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forgotten {}
+
 /// What the daemon serves, to whom, and how it is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

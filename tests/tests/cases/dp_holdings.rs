@@ -68,6 +68,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(a_container_starts_after_a_failed_scan, Root),
+    case!(an_hca_that_was_here_is_missing_until_it_is_forgotten, Root),
     case!(a_delay_ends_though_the_host_cannot_be_scanned, Root),
     case!(
         an_untrusted_file_of_known_hcas_changes_nothing_for_pods,
@@ -644,6 +645,66 @@ fn a_container_starts_after_a_failed_scan() -> Result<()> {
     let started = kubelet.run_options("default/pod", "main");
     let said = format!("{:#}", started.err().context("it started")?);
     ensure!(said.contains("uverbs9"), "{said}");
+    Ok(())
+}
+
+/// After a reboot the bus does not see one of two.
+fn an_hca_that_was_here_is_missing_until_it_is_forgotten() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    scene.until("/metrics", &daemon, |_, body| {
+        !body.contains("hca_missing{")
+    })?;
+    drop(daemon);
+    let tree = &scene.machine.tree;
+    let function = format!("/sys/bus/pci/devices/{}", HCAS[1]);
+    fs::remove_dir_all(fs::canonicalize(tree.path(&function))?)?;
+    for link in [
+        function.as_str(),
+        "/sys/class/infiniband/mlx5_1",
+        "/sys/class/infiniband_verbs/uverbs1",
+        "/sys/class/net/rdma1",
+    ] {
+        tree.remove(link);
+    }
+    let daemon = scene.daemon()?;
+    let metric = format!(
+        "hca_missing{{hca=\"{}\",rdma_device=\"mlx5_1\"}} 1",
+        HCAS[1]
+    );
+    scene.until("/metrics", &daemon, |_, body| body.contains(&metric))?;
+    let tool = |arguments: &[&str]| {
+        let mut command = Command::new(product("rdmactl")?);
+        command.args(arguments).arg("--node-socket");
+        command.arg(scene.machine.node_socket());
+        Ok::<_, anyhow::Error>(command.output()?)
+    };
+    let status = tool(&["status"])?;
+    let said = String::from_utf8_lossy(&status.stdout).into_owned();
+    ensure!(
+        said.contains("(mlx5_1) was here and is missing since"),
+        "{said}"
+    );
+    // One that is here cannot be forgotten.
+    let refused = tool(&["forget", HCAS[0]])?;
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(
+        !refused.status.success() && why.contains("is missing on this node"),
+        "{why}"
+    );
+    let done = tool(&["forget", HCAS[1]])?;
+    ensure!(done.status.success(), "{done:?}");
+    scene.until("/metrics", &daemon, |_, body| {
+        !body.contains("hca_missing{")
+    })?;
+    // Nor does the next daemon miss it.
+    drop(daemon);
+    let daemon = scene.daemon()?;
+    scene.until("/metrics", &daemon, |_, body| {
+        body.contains("units{") && !body.contains("hca_missing{")
+    })?;
     Ok(())
 }
 

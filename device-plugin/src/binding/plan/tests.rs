@@ -78,6 +78,7 @@ impl Node {
             bindings: Arc::new(self.bindings.clone()),
             attached: Attached::default(),
             held: Some(Arc::new(Holdings::listed(held.collect(), asked))),
+            allocated: BTreeMap::new(),
             lacking: Lacking::new(),
             processes: processes.collect(),
             asker,

@@ -55,6 +55,7 @@ fn world(one: &Binding, holder: Option<(&str, &str)>, processes: Processes) -> W
         }),
         attached: Attached::default(),
         held: Some(Arc::new(list(holder, now))),
+        allocated: BTreeMap::new(),
         lacking: Lacking::new(),
         processes: BTreeMap::from([(one.hca.clone(), processes)]),
         asker: None,
