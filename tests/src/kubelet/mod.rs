@@ -55,6 +55,10 @@ use registration::Registry;
 use shared::{Inner, Shared};
 use state::State;
 
+/// The kubelet's first wait before it starts a container again (`pkg/kubelet/kubelet.go`,
+/// `backOffPeriod`).
+const START_BACK_OFF: Duration = Duration::from_secs(10);
+
 /// A running kubelet. Its services live on a thread of their own; the methods
 /// may be called from any other.
 #[derive(Debug)]
@@ -99,8 +103,10 @@ impl Kubelet {
         fs::write(settings.device_plugins.join("DEPRECATION"), "")
             .context("write into the device-plugins directory")?;
 
+        let times = (1..).map(|count| Instant::now() + settings.adds_pods_every * count);
         let inner = Inner {
             state,
+            added: pods.keys().cloned().zip(times).collect(),
             pods,
             ..Inner::default()
         };
@@ -331,6 +337,24 @@ impl Kubelet {
         match &self.shared.settings.cgroups {
             Some(root) => Ok(fs::remove_dir_all(cgroup(root, uid))?),
             None => Ok(()),
+        }
+    }
+
+    /// Starts a container again as the kubelet does: where that fails, it waits as long as after the
+    /// first crash, and twice as long each time. Returns how long that took as well.
+    ///
+    /// # Errors
+    /// It fails three times.
+    pub fn restart_container(&self, pod: &str, container: &str) -> Result<(RunOptions, Duration)> {
+        let started = Instant::now();
+        let mut back_off = START_BACK_OFF;
+        loop {
+            match self.run_options(pod, container) {
+                Ok(options) => return Ok((options, started.elapsed())),
+                Err(error) if back_off > 2 * START_BACK_OFF => return Err(error),
+                Err(_) => std::thread::sleep(back_off),
+            }
+            back_off *= 2;
         }
     }
 
