@@ -1,7 +1,20 @@
 //! The daemon: wires scans, decisions and the kubelet sessions together, and ends them.
 //!
-//! One loop owns all state that changes. Everything else that runs (sessions, event sources, the
-//! HTTP server) either reads what the loop publishes or sends it a trigger. What is on disk (CDI
+//! ```text
+//! tasks, all on one thread                      ─ channel ─▶ who reads it
+//! listen ×3: links, devices, RDMA; file watches ─ triggers ▶ loop
+//! pods::Caller: asks the kubelet and its files  ─ holdings ▶ loop, binder, garbage, start of containers
+//! binder (no task): bind, commit, start, unbind ─ bindings ▶ loop, garbage
+//! garbage::keep_tidy, reclaim::keep_reclaiming  ─ found ───▶ loop
+//! node_socket: questions of the CNI, rdmactl    ─ removed ─▶ loop
+//! loop: scan thread, then plan, then act        ─ lists ───▶ one session for each resource ─▶ kubelet
+//!                                               ─ report ──▶ node_socket, http, binder
+//! sessions: Allocate                            ─ files ───▶ write_files
+//! threads: 1, one for each read that may hang while it lasts (`reader`), 1 for each watch of files
+//! ```
+//!
+//! One loop owns all state that changes. Everything else that runs either reads what the loop
+//! publishes or sends it a trigger. What is on disk (CDI
 //! specifications, device information, the files of `node_files`) is replaced whole: a daemon killed
 //! at any point is followed by one that finds the host as it is.
 
