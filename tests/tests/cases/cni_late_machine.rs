@@ -137,6 +137,7 @@ impl Node {
             uuids.push(uuid_of(&gpu?.file_name().to_string_lossy()));
         }
         uuids.sort();
+        fs::create_dir(scene.host.directory().join("pools"))?;
         fs::write(config_file(&scene), config)?;
         fs::create_dir_all(scene.host_root().join("run"))?;
         DirBuilder::new().mode(0o700).create(scene.host.state())?;
@@ -372,7 +373,8 @@ fn socket(scene: &Scene) -> PathBuf {
 }
 
 fn config_file(scene: &Scene) -> PathBuf {
-    scene.host.directory().join("config")
+    // Away from the daemon's log: it watches the directory.
+    scene.host.directory().join("pools/config")
 }
 
 fn start(scene: &Scene) -> Result<Daemon> {
