@@ -464,7 +464,11 @@ fn remove_sockets(directory: &Path) -> Result<()> {
     for entry in fs::read_dir(directory).with_context(context)? {
         let entry = entry.with_context(context)?;
         if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
-            fs::remove_file(entry.path()).with_context(context)?;
+            match fs::remove_file(entry.path()) {
+                // A plugin removes its own socket when its stream has ended.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                removed => removed.with_context(context)?,
+            }
         }
     }
     Ok(())
