@@ -36,12 +36,12 @@ impl Ready {
     }
 }
 
-/// The index that a library opens port 1 of these devices with: that of the first IPv4 address, else of
-/// the first address. None where it differs between devices.
+/// The index that a library opens these ports with: that of the first IPv4 address, else of the first
+/// address. None where it differs between ports.
 pub(crate) fn common_index(ready: &[Ready]) -> Option<u32> {
-    let mut first: BTreeMap<&str, &Ready> = BTreeMap::new();
-    for gid in ready.iter().filter(|gid| gid.port.port == 1) {
-        let known = first.entry(&gid.port.device).or_insert(gid);
+    let mut first: BTreeMap<&PortId, &Ready> = BTreeMap::new();
+    for gid in ready {
+        let known = first.entry(&gid.port).or_insert(gid);
         if known.address.is_ipv6() && gid.address.is_ipv4() {
             *known = gid;
         }
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_index_is_that_of_the_first_ipv4_address_of_all_devices() {
+    fn one_index_is_that_of_the_first_ipv4_address_of_all_ports() {
         let gid = |device: &str, port, address: &str, index| Ready {
             port: PortId {
                 device: device.into(),
@@ -122,7 +122,7 @@ mod tests {
             gid("mlx5_0", 1, "fd00::1", 3),
             gid("mlx5_0", 1, "10.0.0.1", 5),
             gid("mlx5_0", 1, "10.0.0.2", 7),
-            gid("mlx5_0", 2, "10.0.0.3", 9),
+            gid("mlx5_0", 2, "10.0.0.3", 5),
             gid("mlx5_1", 1, "10.1.0.1", 5),
             gid("mlx5_2", 1, "10.2.0.1", 3),
         ];

@@ -22,7 +22,7 @@ use crate::candidate::memory::{Memory, Missing};
 use crate::config::{Config, ResourceName};
 use crate::health::Damper;
 use crate::host_snapshot::HostSnapshot;
-use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
+use crate::kubelet::holdings::{HcaAllocation, Holder, Holdings};
 use crate::pool::{self, Excluded, Reason};
 use crate::slots;
 use crate::snapshot::{Slot, Snapshot, UnhealthyReason};
@@ -32,7 +32,7 @@ use offers::Offers;
 #[derive(Debug, Default)]
 pub(crate) struct World {
     /// Who holds what, once known.
-    pub allocated: Option<Arc<AllocatedUnits>>,
+    pub allocated: Option<Arc<Holdings>>,
     /// Why containers do not get what CDI files say.
     pub cdi_obstacle: Option<String>,
     /// HCAs whose netdev returned from a pod that left a child on it, and what is to be said of it.

@@ -14,7 +14,7 @@ use crate::config::selector::Match;
 use crate::config::{Config, Exclude, PoolConfig, PortHealth, ResourceName, Sharing};
 use crate::device_nodes::HcaDevices;
 use crate::host_snapshot::HostSnapshot;
-use crate::kubelet::allocated::{HcaAllocation, Holder};
+use crate::kubelet::holdings::{HcaAllocation, Holder};
 use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
 /// Slots of an HCA whose ports have no GID table that pods fill (InfiniBand).

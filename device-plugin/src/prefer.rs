@@ -75,6 +75,7 @@ struct Groups<'s> {
 struct Group<'s> {
     /// A member that stands for the group.
     member: &'s Member,
+    numa_node: Option<u32>,
     /// Free units, lowest last.
     free: Vec<&'s String>,
     /// Units in all.
@@ -99,6 +100,7 @@ impl<'s> Groups<'s> {
             let at = *carriers.entry(carrier).or_insert_with(|| {
                 groups.push(Group {
                     member,
+                    numa_node: member.hca.numa_node(),
                     free: Vec::new(),
                     all: 0,
                     mine: 0,
@@ -152,7 +154,7 @@ impl<'s> Groups<'s> {
     /// The NUMA node of the first group of which a unit is chosen.
     fn chosen_node(&self) -> Option<u32> {
         let mut chosen = self.groups.iter().filter(|group| group.mine > 0);
-        chosen.next()?.member.hca.numa_node()
+        chosen.next()?.numa_node
     }
 
     /// The NUMA node that can serve most of a request, with different HCAs if it can.
@@ -162,7 +164,7 @@ impl<'s> Groups<'s> {
         }
         let mut nodes: BTreeMap<u32, (usize, usize)> = BTreeMap::new();
         for group in self.groups.iter().filter(|group| !group.free.is_empty()) {
-            if let Some(node) = group.member.hca.numa_node() {
+            if let Some(node) = group.numa_node {
                 let (carriers, units) = nodes.entry(node).or_default();
                 *carriers += 1;
                 *units += group.free.len();
@@ -194,7 +196,7 @@ impl<'s> Groups<'s> {
 impl Group<'_> {
     /// What a unit of this group costs; the first difference decides.
     fn cost(&self, policy: Policy, left: usize, node: Option<u32>) -> [usize; 4] {
-        let away = usize::from(node.is_some() && self.member.hca.numa_node() != node);
+        let away = usize::from(node.is_some() && self.numa_node != node);
         let used = self.all.saturating_sub(self.free.len());
         let [first, second] = match policy {
             Policy::Spread | Policy::Pack => [self.mine, away],

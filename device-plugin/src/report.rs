@@ -19,7 +19,7 @@ use crate::candidate::memory::Missing;
 use crate::config::last_good::REJECTED;
 use crate::config::{ResourceName, TopologyConfig};
 use crate::events::Trigger;
-use crate::kubelet::allocated::AllocatedUnits;
+use crate::kubelet::holdings::Holdings;
 use crate::kubelet::service::{AllocationCounts, State};
 use crate::kubelet::session::NO_STREAM;
 use crate::plan::Transitions;
@@ -50,7 +50,7 @@ pub(crate) struct Report {
     /// Health changes.
     pub transitions: Transitions,
     /// Who holds what, once known.
-    pub allocated: Option<Arc<AllocatedUnits>>,
+    pub allocated: Option<Arc<Holdings>>,
     /// What was cleaned up behind pods.
     pub reclaim: reclaim::Counts,
     /// The socket on which programs of the node ask.

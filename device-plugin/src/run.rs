@@ -1,7 +1,20 @@
 //! The daemon: wires scans, decisions and the kubelet sessions together, and ends them.
 //!
-//! One loop owns all state that changes. Everything else that runs (sessions, event sources, the
-//! HTTP server) either reads what the loop publishes or sends it a trigger. What is on disk (CDI
+//! ```text
+//! tasks, all on one thread                      ─ channel ─▶ who reads it
+//! listen ×3: links, devices, RDMA; file watches ─ triggers ▶ loop
+//! pods::Caller: asks the kubelet and its files  ─ holdings ▶ loop, binder, garbage, start of containers
+//! binder (no task): bind, commit, start, unbind ─ bindings ▶ loop, garbage
+//! garbage::keep_tidy, reclaim::keep_reclaiming  ─ found ───▶ loop
+//! node_socket: questions of the CNI, rdmactl    ─ removed ─▶ loop
+//! loop: scan thread, then plan, then act        ─ lists ───▶ one session for each resource ─▶ kubelet
+//!                                               ─ report ──▶ node_socket, http, binder
+//! sessions: Allocate                            ─ files ───▶ write_files
+//! threads: 1, one for each read that may hang while it lasts (`reader`), 1 for each watch of files
+//! ```
+//!
+//! One loop owns all state that changes. Everything else that runs either reads what the loop
+//! publishes or sends it a trigger. What is on disk (CDI
 //! specifications, device information, the files of `node_files`) is replaced whole: a daemon killed
 //! at any point is followed by one that finds the host as it is.
 
@@ -17,7 +30,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use node::identity::boot_id;
 use node_server::http;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -28,9 +41,10 @@ use crate::config::last_good::Kept;
 use crate::deliver::device_info::{self, Files};
 use crate::events::Triggers;
 use crate::events::netlink::{Source, listen};
-use crate::kubelet::directory::{self, Contents};
-use crate::kubelet::service::{Requests, Start};
-use crate::kubelet::session::{SOCKET_PREFIX, Timing};
+use crate::kubelet::checkpoint::CheckpointReader;
+use crate::kubelet::directory;
+use crate::kubelet::service::{Requests, StartReads};
+use crate::kubelet::session::Timing;
 use crate::measurements::Measurements;
 use crate::node_socket::{self, NodeSocket, pods};
 use crate::reader::{Reader, Readers};
@@ -42,7 +56,7 @@ use daemon::{Daemon, Helpers, Inputs, Signals};
 pub(crate) use settings::Settings;
 
 /// How long the kubelet may take at the start to say who holds what.
-const FIRST_HOLDINGS_TIMEOUT: Duration = Duration::from_millis(500);
+const FIRST_HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the start waits for files of the node.
 const FIRST_FILES_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long after a failure device information is written again.
@@ -85,20 +99,17 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let readers = Readers::default();
 
     let nonce = format!("{:x}", std::process::id() ^ nanoseconds());
-    let contents = watch::Sender::new(Contents::default());
+    let plugins = paths.device_plugin_dir.clone();
+    let (directory, watching) = directory::watched(plugins, &readers, stop.clone());
+    services.spawn(watching);
+    let checkpoint = CheckpointReader::new(&readers, &paths.device_plugin_dir);
     let sessions = Sessions::new(Common {
-        directory: paths.device_plugin_dir.clone(),
-        contents: contents.subscribe(),
+        directory,
         nonce: nonce.clone(),
         timing: Timing::default(),
         requests: requests.clone(),
+        reads: StartReads::new(&readers, paths.host.clone(), checkpoint),
     });
-    services.spawn(directory::keep_watch(
-        paths.device_plugin_dir.clone(),
-        SOCKET_PREFIX,
-        contents,
-        stop.clone(),
-    ));
     for source in [Source::Links(links), Source::Devices, Source::Rdma] {
         services.spawn(listen(source, triggers.clone(), stop.clone()));
     }
@@ -110,19 +121,10 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let node = policy.await.unwrap_or_default().node_name(node);
     let (pods, caller) = pods::pods(&readers, &paths, node, asked.allocated);
     let pods = Arc::new(pods);
-    // It ends with the last one that can ask.
-    services.spawn(caller.run());
-    let first = pods.allocated(FIRST_HOLDINGS_TIMEOUT);
-    let first = tokio::time::timeout(2 * FIRST_HOLDINGS_TIMEOUT, first).await;
-    let held = watch::Sender::new(first.ok().and_then(Result::ok).map(Arc::new));
-    let known = held.subscribe();
-    let ask = Arc::new(Notify::new());
-    services.spawn(pods::keep_asking(
-        pods.clone(),
-        held,
-        ask.clone(),
-        stop.clone(),
-    ));
+    services.spawn(caller.run(stop.clone()));
+    // What is not known in time is not offered yet.
+    let _ = pods.holdings_of_now(FIRST_HOLDINGS_TIMEOUT).await;
+    let known = pods.holdings();
     services.spawn(write_files(
         readers.reader(
             "devinfo",
@@ -173,7 +175,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 bindings: bindings.subscribe(),
             },
             Helpers {
-                ask,
                 node_socket,
                 pods: pods.clone(),
                 readers: readers.clone(),
@@ -190,7 +191,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         triggers.clone(),
         bindings,
     ));
-    services.spawn(start_containers(binder.clone(), asked.starts, stop.clone()));
+    asked.binder.set(binder.clone()).ok();
     services.spawn(garbage::keep_tidy(binder.clone(), known, stop.clone()));
     services.spawn(node_socket::keep_serving(
         (socket_path, nonce),
@@ -212,41 +213,13 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         let pages = Arc::new(pages);
         services.spawn(http::serve(address, details, pages, stop.clone()));
     }
-    let ended = daemon
-        .run(&triggers, asked.scans, &mut signals, &mut services)
-        .await;
+    let ended = daemon.run(&triggers, &mut signals, &mut services).await;
     stop.cancel();
     let over = async { while services.join_next().await.is_some() {} };
     if tokio::time::timeout(END_TIMEOUT, over).await.is_err() {
         tracing::warn!("a task does not end; the daemon ends without it");
     }
     ended
-}
-
-/// Serves containers with slots that are about to start, until `stop`.
-async fn start_containers(
-    binder: Arc<Binder>,
-    mut asked: mpsc::Receiver<Start>,
-    stop: CancellationToken,
-) {
-    let mut starts = JoinSet::new();
-    loop {
-        let start = tokio::select! {
-            () = stop.cancelled() => return,
-            Some(_) = starts.join_next() => continue,
-            start = asked.recv() => start,
-        };
-        let Some(start) = start else {
-            return stop.cancelled().await;
-        };
-        let binder = binder.clone();
-        // One that waits for a pod that hangs keeps no other one waiting.
-        starts.spawn(async move {
-            let may = binder.start(start.resource.as_str(), &start.ids).await;
-            // The kubelet may have given up.
-            let _ = start.answer.send(may);
-        });
-    }
 }
 
 /// Removes what killed writers left in the directories that the daemon writes to. No task waits for

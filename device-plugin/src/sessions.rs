@@ -1,7 +1,6 @@
 //! The sessions of all configured resources: started, fed, and ended with them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -9,8 +8,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, ResourceName};
-use crate::kubelet::directory::Contents;
-use crate::kubelet::service::{AllocationCounts, Requests, State};
+use crate::kubelet::directory::Directory;
+use crate::kubelet::service::{Plugin, Requests, StartReads, State, asks_before_start};
 use crate::kubelet::session::{Session, SocketName, Timing};
 use crate::report::Pool;
 use crate::snapshot::Snapshot;
@@ -19,15 +18,15 @@ use crate::snapshot::Snapshot;
 #[derive(Debug, Clone)]
 pub(crate) struct Common {
     /// The kubelet's device-plugins directory.
-    pub directory: PathBuf,
-    /// What is in it.
-    pub contents: watch::Receiver<Contents>,
+    pub directory: Directory,
     /// What distinguishes this process's sockets from those of another one.
     pub nonce: String,
     /// Waits.
     pub timing: Timing,
     /// What is asked of the daemon.
     pub requests: Requests,
+    /// What is read before a container starts.
+    pub reads: StartReads,
 }
 
 /// Sessions by resource.
@@ -35,8 +34,9 @@ pub(crate) struct Common {
 pub(crate) struct Sessions {
     common: Common,
     running: BTreeMap<ResourceName, Running>,
-    /// Resources of optional pools whose sessions start with their first HCA, and whether each is
-    /// exclusive: the kubelet does not hear of a resource that this node does not have.
+    /// Resources of optional pools whose sessions start with their first HCA, and whether the kubelet
+    /// has to ask before each start of a container. It does not hear of a resource that this node does
+    /// not have.
     waiting: BTreeMap<ResourceName, bool>,
     tasks: JoinSet<()>,
 }
@@ -46,8 +46,7 @@ pub(crate) struct Sessions {
 struct Running {
     feed: watch::Sender<Option<Arc<Snapshot>>>,
     state: watch::Receiver<State>,
-    allocations: Arc<AllocationCounts>,
-    exclusive: bool,
+    plugin: Arc<Plugin>,
     stop: CancellationToken,
 }
 
@@ -68,7 +67,8 @@ impl Sessions {
     pub(crate) fn follow(&mut self, config: &Config) {
         self.running.retain(|resource, running| {
             let pool = config.pools.iter().find(|pool| pool.resource == *resource);
-            let stays = pool.is_some_and(|p| p.sharing.is_shared() != running.exclusive);
+            let stays = pool
+                .is_some_and(|pool| asks_before_start(pool) == running.plugin.asks_before_start);
             if !stays {
                 tracing::info!(%resource, configured = pool.is_some(), "ending the session");
                 running.stop.cancel();
@@ -77,42 +77,45 @@ impl Sessions {
         });
         self.waiting.clear();
         for pool in &config.pools {
-            let exclusive = !pool.sharing.is_shared();
+            let asks = asks_before_start(pool);
             if self.running.contains_key(&pool.resource) {
                 continue;
             }
             if pool.optional {
-                self.waiting.insert(pool.resource.clone(), exclusive);
+                self.waiting.insert(pool.resource.clone(), asks);
             } else {
-                self.start(&pool.resource, exclusive);
+                self.start(&pool.resource, asks);
             }
         }
     }
 
-    fn start(&mut self, resource: &ResourceName, exclusive: bool) {
+    fn start(&mut self, resource: &ResourceName, asks_before_start: bool) {
         let feed = watch::Sender::new(None);
         let state = watch::Sender::new(State::default());
-        let running = Running {
-            state: state.subscribe(),
-            allocations: Arc::default(),
-            exclusive,
-            stop: CancellationToken::new(),
-            feed,
-        };
+        let stop = CancellationToken::new();
+        let common = &self.common;
+        let plugin = Arc::new(Plugin::new(
+            resource.clone(),
+            asks_before_start,
+            feed.subscribe(),
+            common.requests.clone(),
+            common.reads.clone(),
+        ));
         let session = Session {
-            resource: resource.clone(),
-            directory: self.common.directory.clone(),
-            socket: SocketName::new(resource, &self.common.nonce),
-            contents: self.common.contents.clone(),
-            feed: running.feed.subscribe(),
-            state,
-            allocations: running.allocations.clone(),
-            exclusive,
-            requests: self.common.requests.clone(),
-            timing: self.common.timing,
-            stop: running.stop.clone(),
+            plugin: plugin.clone(),
+            directory: common.directory.clone(),
+            socket: SocketName::new(resource, &common.nonce),
+            state: state.clone(),
+            timing: common.timing,
+            stop: stop.clone(),
         };
         self.tasks.spawn(session.run());
+        let running = Running {
+            feed,
+            state: state.subscribe(),
+            plugin,
+            stop,
+        };
         self.running.insert(resource.clone(), running);
     }
 
@@ -121,9 +124,9 @@ impl Sessions {
         for snapshot in snapshots {
             let mut members = snapshot.members().iter();
             if members.any(|member| !member.waits_for_kubelet())
-                && let Some(exclusive) = self.waiting.remove(snapshot.resource())
+                && let Some(asks) = self.waiting.remove(snapshot.resource())
             {
-                self.start(snapshot.resource(), exclusive);
+                self.start(snapshot.resource(), asks);
             }
             let Some(running) = self.running.get(snapshot.resource()) else {
                 continue;
@@ -145,7 +148,7 @@ impl Sessions {
             resource: resource.clone(),
             snapshot: running.feed.borrow().clone(),
             session: running.state.clone(),
-            allocations: running.allocations.clone(),
+            allocations: running.plugin.allocations.clone(),
         })
     }
 

@@ -23,8 +23,8 @@ use super::state::{Asker, Lacking, State, World, binding_state};
 use super::store::{Binding, Bindings, ServedGpu, Stage, Store};
 use crate::config::TopologyConfig;
 use crate::events::{Trigger, Triggers};
-use crate::kubelet::allocated::AllocatedUnits;
 use crate::kubelet::checkpoint;
+use crate::kubelet::holdings::Holdings;
 use crate::nccl;
 use crate::node_paths::NodePaths;
 use crate::node_socket::pods::Pods;
@@ -44,7 +44,7 @@ const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it waits for the work on files.
 const FILES_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it waits for the kubelet to say which pods are over.
-const KUBELET_TIMEOUT: Duration = Duration::from_millis(500);
+const KUBELET_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it waits for a scan to find an HCA as it must be.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the start of a container waits for the end of processes: the kubelet gives it 30 s.
@@ -127,7 +127,7 @@ impl Binder {
     /// Reads the world on the thread of a transaction.
     pub(super) fn world(
         &self,
-        held: Option<Arc<AllocatedUnits>>,
+        held: Option<Arc<Holdings>>,
         asker: Option<Asker>,
     ) -> impl FnOnce() -> Result<World, Failure> + Send + 'static {
         let (paths, store, lacking) =
@@ -215,14 +215,11 @@ impl Binder {
     }
 
     /// What the kubelet lists now, where it matters: another pod has a binding that the journal lacks.
-    async fn listed(&self, world: &World) -> Option<Arc<AllocatedUnits>> {
+    async fn listed(&self, world: &World) -> Option<Arc<Holdings>> {
         let mut others = world.bindings.all.values();
         let is_own = |one: &Binding| world.asker.as_ref().is_some_and(|own| one.is_of(&own.pod));
         others.find(|one| !is_own(one) && !world.attached.has(one))?;
-        // The checkpoint is read where the kubelet takes too long.
-        let listed = self.pods.allocated(KUBELET_TIMEOUT);
-        let listed = timeout(2 * KUBELET_TIMEOUT, listed).await;
-        listed.ok()?.ok().map(Arc::new)
+        self.pods.holdings_of_now(KUBELET_TIMEOUT).await.ok()
     }
 
     /// The GPUs of a pod; they are read again if one is not found among the known ones.

@@ -19,7 +19,7 @@ use super::contexts;
 use super::slot_specification::file_name;
 use super::state::{PROCESSES, State, binding_state, lacking, why_ended};
 use super::store::Bindings;
-use crate::kubelet::allocated::AllocatedUnits;
+use crate::kubelet::holdings::Holdings;
 use crate::node_paths::NodePaths;
 
 /// Time between two rounds where nothing happens.
@@ -35,7 +35,7 @@ const KUBELET_TIMEOUT: Duration = Duration::from_secs(3);
 /// every [`INTERVAL`]. `held` has the kubelet's newest list, also where it is no news.
 pub(crate) async fn keep_tidy(
     binder: Arc<Binder>,
-    mut held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
+    mut held: watch::Receiver<Option<Arc<Holdings>>>,
     stop: CancellationToken,
 ) {
     let mut watch = CgroupWatch::default();
@@ -79,7 +79,7 @@ pub(crate) async fn keep_tidy(
 }
 
 impl Binder {
-    async fn tidy(&self, held: Option<Arc<AllocatedUnits>>) -> Result<(), Failure> {
+    async fn tidy(&self, held: Option<Arc<Holdings>>) -> Result<(), Failure> {
         let read = self.world(held, None);
         let (store, paths, known) = (self.store.clone(), self.paths.clone(), self.lacking.clone());
         let hcas = self.report().exclusive_hcas();
@@ -115,7 +115,7 @@ impl Binder {
             true => Some(BTreeMap::new()),
             // A pod that has started since the last list may have them.
             false => {
-                let listed = self.pods.allocated(KUBELET_TIMEOUT).await.ok();
+                let listed = self.pods.holdings_of_now(KUBELET_TIMEOUT).await.ok();
                 listed.map(|listed| contexts::in_use(&used, &listed.hcas(), &self.bindings()))
             }
         };

@@ -18,7 +18,7 @@ use node_wire::Pod;
 
 use super::containers::{self, Processes};
 use super::store::{Binding, Bindings, Stage};
-use crate::kubelet::allocated::{AllocatedUnits, HcaAllocation, Holder};
+use crate::kubelet::holdings::{HcaAllocation, Holder, Holdings};
 use crate::node_paths::NodePaths;
 
 /// An ADD that binds may run for so long, and its pod has no process meanwhile.
@@ -86,7 +86,7 @@ pub(crate) struct World {
     pub bindings: Arc<Bindings>,
     pub attached: Attached,
     /// What the kubelet listed last.
-    pub held: Option<Arc<AllocatedUnits>>,
+    pub held: Option<Arc<Holdings>>,
     /// HCAs that units name, with one of the pods that hold them.
     pub allocated: BTreeMap<HcaId, HcaAllocation>,
     pub lacking: Lacking,
@@ -108,7 +108,7 @@ impl World {
     pub(crate) fn read(
         paths: &NodePaths,
         bindings: Arc<Bindings>,
-        held: Option<Arc<AllocatedUnits>>,
+        held: Option<Arc<Holdings>>,
         lacking: Lacking,
         asker: Option<Asker>,
     ) -> Result<Self, String> {
@@ -194,7 +194,7 @@ fn has_slot(asker: &Asker, one: &Binding) -> bool {
 }
 
 /// The kubelet's list, if it was asked after a binding was made.
-fn listed<'w>(one: &Binding, world: &'w World) -> Option<&'w AllocatedUnits> {
+fn listed<'w>(one: &Binding, world: &'w World) -> Option<&'w Holdings> {
     let held = world.held.as_deref();
     held.filter(|held| held.asked().at > one.since.0)
 }

@@ -17,20 +17,24 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use kubelet_api::client::Held;
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 use node::file::FileId;
 use prost::Message as _;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::reader::{Reader, Readers};
+
 /// Name of the file in the device-plugins directory.
 pub(crate) const FILE: &str = "kubelet_internal_checkpoint";
+/// How long the file may take to be read.
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest file that is read. Entries hold what plugins answered, some kilobytes each.
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -61,25 +65,15 @@ struct Entry {
     container_name: String,
     resource_name: String,
     #[serde(rename = "DeviceIDs")]
-    device_ids: DeviceIds,
+    /// By NUMA node, -1 for none.
+    device_ids: BTreeMap<String, Option<Vec<String>>>,
     /// The answer to Allocate for this container, in protobuf and base64.
     alloc_resp: Option<String>,
 }
 
-/// By NUMA node (-1 for none) since Kubernetes 1.20, a list before.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum DeviceIds {
-    ByNode(BTreeMap<String, Option<Vec<String>>>),
-    List(Vec<String>),
-}
-
-impl DeviceIds {
-    fn iter(&self) -> Box<dyn Iterator<Item = &String> + '_> {
-        match self {
-            Self::ByNode(nodes) => Box::new(nodes.values().flatten().flatten()),
-            Self::List(list) => Box::new(list.iter()),
-        }
+impl Entry {
+    fn ids(&self) -> impl Iterator<Item = &String> {
+        self.device_ids.values().flatten().flatten()
     }
 }
 
@@ -133,9 +127,9 @@ pub(crate) fn allocated_nodes(
     are_meant: impl Fn(&BTreeSet<&String>) -> bool,
 ) -> Result<Vec<BTreeSet<String>>, String> {
     let read = || -> anyhow::Result<_> {
-        let entries = read_entries(open(directory)?)?.into_iter().filter(|entry| {
-            entry.resource_name == resource && are_meant(&entry.device_ids.iter().collect())
-        });
+        let entries = read_entries(open(directory)?)?
+            .into_iter()
+            .filter(|entry| entry.resource_name == resource && are_meant(&entry.ids().collect()));
         let answers = entries.map(|entry| {
             let answer = BASE64_STANDARD.decode(entry.alloc_resp.unwrap_or_default())?;
             let answer = ContainerAllocateResponse::decode(answer.as_slice())?;
@@ -147,20 +141,13 @@ pub(crate) fn allocated_nodes(
     read().map_err(|error| unreadable(directory, error))
 }
 
-/// UIDs of pods by resource and device ID.
+/// Pods by resource and device ID: UIDs, with the container. Entries of ended pods remain until the
+/// kubelet writes the file again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Owners(HashMap<String, HashMap<String, BTreeSet<String>>>);
+pub struct Owners(HashMap<String, HashMap<String, Uids>>);
 
-/// What the checkpoint says of a device and a pod's UID.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
-    /// The device is that pod's.
-    This,
-    /// The device is another pod's.
-    Another,
-    /// The device is not in the checkpoint.
-    Unknown,
-}
+/// Containers by the UIDs of their pods.
+pub(crate) type Uids = BTreeMap<String, String>;
 
 impl Owners {
     /// Reads the text of a checkpoint.
@@ -170,72 +157,66 @@ impl Owners {
     pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
         let stored: Stored<Data> = serde_json::from_slice(text)?;
         let entries = stored.data.pod_device_entries.unwrap_or_default();
-        Ok(Self::of_entries(&entries))
+        Ok(Self::of_entries(entries))
     }
 
-    fn of_entries(entries: &[Entry]) -> Self {
+    fn of_entries(entries: Vec<Entry>) -> Self {
         let mut owners = Self::default();
         for entry in entries {
-            for id in entry.device_ids.iter() {
+            for id in entry.ids() {
                 owners.add(
-                    entry.pod_uid.clone(),
-                    entry.resource_name.clone(),
-                    id.clone(),
+                    &entry.resource_name,
+                    id,
+                    &entry.pod_uid,
+                    &entry.container_name,
                 );
             }
         }
         owners
     }
 
-    /// Whose device it is.
-    #[must_use]
-    pub fn owner(&self, uid: &str, resource: &str, device: &str) -> Owner {
-        match self.0.get(resource).and_then(|ids| ids.get(device)) {
-            Some(uids) if uids.contains(uid) => Owner::This,
-            Some(_) => Owner::Another,
-            None => Owner::Unknown,
-        }
+    /// The pods that have a device.
+    pub(crate) fn uids(&self, resource: &str, device: &str) -> Option<&Uids> {
+        self.0.get(resource)?.get(device)
+    }
+
+    /// Resource, device, pods.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str, &Uids)> {
+        self.0.iter().flat_map(|(resource, devices)| {
+            devices
+                .iter()
+                .map(move |(device, uids)| (resource.as_str(), device.as_str(), uids))
+        })
     }
 
     /// The UID of the only pod that has all of these devices.
     pub(crate) fn uid(&self, resource: &str, devices: &[String]) -> Option<String> {
-        let of_resource = self.0.get(resource)?;
-        let mut common: Option<BTreeSet<String>> = None;
-        for device in devices {
-            let uids = of_resource.get(device)?;
-            common = Some(match common {
-                Some(common) => common.intersection(uids).cloned().collect(),
-                None => uids.clone(),
-            });
+        let mut devices = devices.iter().map(|device| self.uids(resource, device));
+        let mut common: Vec<&String> = devices.next()??.keys().collect();
+        for uids in devices {
+            let uids = uids?;
+            common.retain(|uid| uids.contains_key(*uid));
         }
-        let common = common?;
-        match common.len() {
-            1 => common.into_iter().next(),
+        match common.as_slice() {
+            [uid] => Some((*uid).clone()),
             _ => None,
         }
     }
 
-    fn add(&mut self, uid: String, resource: String, id: String) {
-        let ids = self.0.entry(resource).or_default();
-        ids.entry(id).or_default().insert(uid);
+    fn add(&mut self, resource: &str, device: &str, uid: &str, container: &str) {
+        let devices = self.0.entry(resource.to_owned()).or_default();
+        let uids = devices.entry(device.to_owned()).or_default();
+        uids.entry(uid.to_owned()).or_insert(container.to_owned());
     }
 }
 
-/// The checkpoint's file as it is now; `None` where there is none. The kubelet writes a new one at each
+/// What the checkpoint has, and which file it was read from. The kubelet writes a new one at each
 /// allocation, after it has noted the allocation for PodResources (`pkg/kubelet/cm/devicemanager/manager.go`,
 /// `allocateContainerResources`): while the file is the same, no pod was allocated anything.
-pub(crate) fn file_id(directory: &Path) -> Option<FileId> {
-    FileId::of(&directory.join(FILE))
-}
-
-/// What the checkpoint has, and which file it was read from.
 #[derive(Debug, Clone)]
-pub(crate) struct Kept {
+pub(crate) struct Checkpoint {
     pub file: FileId,
     pub owners: Arc<Owners>,
-    /// What is allocated, as PodResources would list it. Pods are named by their UIDs, in no namespace;
-    /// those that ended a moment ago may still be among them.
-    pub held: Arc<Vec<Held>>,
 }
 
 /// Reads the checkpoint, unless its file is the one that is known. `None` where there is none: the
@@ -243,7 +224,7 @@ pub(crate) struct Kept {
 ///
 /// # Errors
 /// Why the checkpoint says nothing.
-pub(crate) fn read(directory: &Path, known: Option<Kept>) -> Result<Option<Kept>, String> {
+fn read(directory: &Path, known: Option<Checkpoint>) -> Result<Option<Checkpoint>, String> {
     let opened = match open(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(|error| unreadable(directory, error))?,
@@ -253,19 +234,69 @@ pub(crate) fn read(directory: &Path, known: Option<Kept>) -> Result<Option<Kept>
         return Ok(Some(known));
     }
     let entries = read_entries(opened).map_err(|error| unreadable(directory, error))?;
-    let owners = Arc::new(Owners::of_entries(&entries));
-    let held = entries.into_iter().map(|entry| Held {
-        namespace: String::new(),
-        ids: entry.device_ids.iter().cloned().collect(),
-        pod: entry.pod_uid,
-        container: entry.container_name,
-        resource: entry.resource_name,
-    });
-    Ok(Some(Kept {
-        file,
-        owners,
-        held: Arc::new(held.collect()),
-    }))
+    let owners = Arc::new(Owners::of_entries(entries));
+    Ok(Some(Checkpoint { file, owners }))
+}
+
+/// Reads the checkpoint on a thread of its own: it may be on a disk that hangs.
+#[derive(Debug, Clone)]
+pub(crate) struct CheckpointReader {
+    reader: Arc<Reader>,
+    directory: PathBuf,
+}
+
+impl CheckpointReader {
+    pub(crate) fn new(readers: &Readers, directory: &Path) -> Self {
+        let what = "the read of the kubelet's checkpoint";
+        Self {
+            reader: Arc::new(readers.reader("checkpoint", what, TIMEOUT)),
+            directory: directory.to_owned(),
+        }
+    }
+
+    /// Where the checkpoint is.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.directory.join(FILE)
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Path) -> T + Send + 'static,
+    ) -> Result<T, String> {
+        let directory = self.directory.clone();
+        let read = self.reader.run(move || {
+            hca::host::show(&directory);
+            read(&directory)
+        });
+        read.await.map_err(|late| late.to_string())
+    }
+
+    /// The file as it is now; `None` where there is none, or where it cannot be told in time.
+    pub(crate) async fn file_id(&self) -> Option<FileId> {
+        let read = self.run(|directory| FileId::of(&directory.join(FILE)));
+        read.await.ok().flatten()
+    }
+
+    /// The checkpoint; read again if its file is not the one that is `known`.
+    pub(crate) async fn read(
+        &self,
+        known: Option<Checkpoint>,
+    ) -> Result<Option<Checkpoint>, String> {
+        self.run(|directory| read(directory, known)).await?
+    }
+
+    /// Paths of the device nodes that containers were allocated with these units of a resource.
+    pub(crate) async fn allocated_nodes(
+        &self,
+        resource: String,
+        units: Vec<String>,
+    ) -> Result<Vec<BTreeSet<String>>, String> {
+        let read = self.run(move |directory| {
+            let units: BTreeSet<&String> = units.iter().collect();
+            allocated_nodes(directory, &resource, |ids| *ids == units)
+        });
+        read.await?
+    }
 }
 
 #[cfg(test)]
@@ -280,7 +311,7 @@ mod tests {
         pub(crate) fn of(devices: &[(&str, &str, &str)]) -> Self {
             let mut owners = Self::default();
             for (uid, resource, id) in devices {
-                owners.add((*uid).into(), (*resource).into(), (*id).into());
+                owners.add(resource, id, uid, "main");
             }
             owners
         }
@@ -326,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_found_by_resource_and_unit_in_both_forms() {
+    fn nodes_are_found_by_resource_and_unit() {
         let directory = directory(&json!([
             entry(
                 "1",
@@ -337,7 +368,7 @@ mod tests {
             entry(
                 "2",
                 "rdma/b",
-                &json!(["0000:3b:00.2"]),
+                &json!({"-1": ["0000:3b:00.2"]}),
                 &["/dev/infiniband/uverbs7"]
             ),
         ]));
@@ -360,35 +391,17 @@ mod tests {
                 &json!({"-1": ["x"], "0": ["y", "z"], "1": null}),
                 &[]
             ),
-            entry("u2", "rdma/b", &json!(["x"]), &[]),
+            entry("u2", "rdma/b", &json!({"-1": ["x"]}), &[]),
         ]));
-        assert_eq!(owners.owner("u1", "rdma/a", "x"), Owner::This);
-        assert_eq!(owners.owner("u1", "rdma/a", "z"), Owner::This);
-        assert_eq!(owners.owner("u1", "rdma/b", "x"), Owner::Another);
-        assert_eq!(owners.owner("u2", "rdma/a", "y"), Owner::Another);
-        assert_eq!(owners.owner("u1", "rdma/a", "w"), Owner::Unknown);
-        assert_eq!(owners.owner("u1", "rdma/c", "x"), Owner::Unknown);
-    }
-
-    #[test]
-    fn all_that_is_allocated_is_listed_by_uid() {
-        let directory = directory(&json!([
-            entry("u1", "rdma/a", &json!({"-1": ["x"], "0": ["y"]}), &[]),
-            entry("u2", "rdma/b", &json!(["z"]), &[]),
-        ]));
-        let kept = super::read(directory.path(), None).unwrap().unwrap();
-        let held: Vec<_> = kept
-            .held
-            .iter()
-            .cloned()
-            .map(|held| (held.pod, held.container, held.resource, held.ids.join(",")))
-            .collect();
-        let one = |uid: &str, resource: &str, ids: &str| {
-            (uid.into(), "main".into(), resource.into(), ids.into())
+        let uids = |resource, id| -> Vec<&str> {
+            let uids = owners.uids(resource, id).into_iter().flatten();
+            uids.map(|(uid, _)| uid.as_str()).collect()
         };
-        let expected: [(String, String, String, String); 2] =
-            [one("u1", "rdma/a", "x,y"), one("u2", "rdma/b", "z")];
-        assert_eq!(held, expected);
+        assert_eq!(uids("rdma/a", "x"), ["u1"]);
+        assert_eq!(uids("rdma/a", "z"), ["u1"]);
+        assert_eq!(uids("rdma/b", "x"), ["u2"]);
+        assert_eq!(uids("rdma/a", "w"), [""; 0]);
+        assert_eq!(uids("rdma/c", "x"), [""; 0]);
     }
 
     #[test]
@@ -460,6 +473,12 @@ mod tests {
         assert!(Arc::ptr_eq(&first.owners, &again.owners));
         put(directory.path(), &entries("u2"));
         let second = read(Some(again));
-        assert_eq!(second.owners.owner("u2", "rdma/a", "x"), Owner::This);
+        assert!(
+            second
+                .owners
+                .uids("rdma/a", "x")
+                .unwrap()
+                .contains_key("u2")
+        );
     }
 }

@@ -1,11 +1,13 @@
 //! The kubelet's side of the daemon: one session for each resource.
 //!
 //! In reading order: [`directory`] watches the kubelet's device-plugins directory, [`service`]
-//! answers the kubelet's calls, [`session`] keeps one resource registered, [`allocated`] is who
-//! holds which units, [`checkpoint`] what the kubelet hands out again.
+//! answers the kubelet's calls, [`session`] keeps one resource registered, [`promised`]
+//! compares what containers were allocated with what is there, [`holdings`] is who holds which units,
+//! [`checkpoint`] what the kubelet hands out again.
 
-pub(crate) mod allocated;
 pub(crate) mod checkpoint;
 pub(crate) mod directory;
+pub(crate) mod holdings;
+mod promised;
 pub(crate) mod service;
 pub(crate) mod session;

@@ -2,35 +2,34 @@
 //!
 //! Allocate waits for no disk, netlink socket or other process: the kubelet calls it with no deadline
 //! while it admits pods one by one. `PreStartContainer`, of which the kubelet waits 30 s for the answer,
-//! waits for a scan of the host and reads the kubelet's checkpoint, or binds slots.
+//! reads the HCAs of the container's units, or binds slots.
 
-use std::collections::{BTreeSet, HashMap};
-use std::path::PathBuf;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use hca::UnitId;
+use hca::{Host, UnitId};
 use kubelet_api::deviceplugin::device_plugin_server::DevicePlugin;
 use kubelet_api::deviceplugin::{
     AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, DevicePluginOptions,
     Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse,
 };
-use node_wire::Failure;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio_stream::Stream;
-use tokio_stream::wrappers::WatchStream;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::checkpoint;
+use super::checkpoint::CheckpointReader;
+use super::promised::{self, Promise, Promises};
 use crate::allocate;
-use crate::config::{NodeClass, ResourceName};
+use crate::binding::binder::Binder;
+use crate::config::{Delivery, PoolConfig, ResourceName, Sharing};
 use crate::deliver::device_info;
-use crate::snapshot::{Snapshot, Unit};
-use crate::words::word;
+use crate::reader::{Reader, Readers};
+use crate::snapshot::Snapshot;
+
+/// How long the HCAs of a container may take to be read.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The current snapshot of a resource; `None` until the first one is ready.
 pub(crate) type Feed = watch::Receiver<Option<Arc<Snapshot>>>;
@@ -54,91 +53,53 @@ pub(crate) struct State {
     pub registrations_without_stream: u32,
 }
 
-/// What sessions ask of the daemon, in whose hands the host is.
+/// What sessions ask of other tasks.
 #[derive(Debug, Clone)]
 pub(crate) struct Requests {
-    scans: mpsc::Sender<Waiting>,
     files: mpsc::Sender<device_info::Files>,
     allocated: Arc<Notify>,
-    starts: mpsc::Sender<Start>,
+    binder: Arc<OnceLock<Arc<Binder>>>,
 }
-
-/// A container with slots that is about to start.
-#[derive(Debug)]
-pub(crate) struct Start {
-    /// The resource.
-    pub resource: ResourceName,
-    /// The slots.
-    pub ids: Vec<String>,
-    /// Gets leave to start, or why not.
-    pub answer: oneshot::Sender<Result<(), Failure>>,
-}
-
-/// Who waits for a scan: gets its end, or why it does not end.
-pub(crate) type Waiting = oneshot::Sender<Result<(), String>>;
 
 /// Where requests arrive.
 #[derive(Debug)]
-pub(crate) struct Asked {
-    /// Reads the host that somebody waits for.
-    pub scans: mpsc::Receiver<Waiting>,
+pub(crate) struct RequestReceivers {
     /// Device information to be written.
     pub files: mpsc::Receiver<device_info::Files>,
     /// Notified when an Allocate was answered with devices.
     pub allocated: Arc<Notify>,
-    /// Containers with slots that are about to start.
-    pub starts: mpsc::Receiver<Start>,
+    /// To be set: what binds slots.
+    pub binder: Arc<OnceLock<Arc<Binder>>>,
 }
 
 impl Requests {
-    /// A way to ask, and where it is heard.
-    pub(crate) fn new() -> (Self, Asked) {
-        let (scans, scans_asked) = mpsc::channel(16);
-        let (files, files_asked) = mpsc::channel(256);
-        let (starts, starts_asked) = mpsc::channel(16);
-        let allocated = Arc::new(Notify::new());
-        (
-            Self {
-                scans,
-                files,
-                allocated: allocated.clone(),
-                starts,
-            },
-            Asked {
-                scans: scans_asked,
-                files: files_asked,
-                allocated,
-                starts: starts_asked,
-            },
-        )
+    /// A way to ask, and where it arrives.
+    pub(crate) fn new() -> (Self, RequestReceivers) {
+        let (sender, files) = mpsc::channel(256);
+        let requests = Self {
+            files: sender,
+            allocated: Arc::default(),
+            binder: Arc::default(),
+        };
+        let receivers = RequestReceivers {
+            files,
+            allocated: requests.allocated.clone(),
+            binder: requests.binder.clone(),
+        };
+        (requests, receivers)
     }
 
-    /// Asks whether a container with slots may start.
+    /// Whether a container with slots may start. What that changes is done to its end, also if the
+    /// kubelet gives up.
     async fn start(&self, resource: &ResourceName, ids: Vec<String>) -> Result<(), Status> {
-        let over = || Status::unavailable("the device plugin is stopping");
-        let (answer, answered) = oneshot::channel();
-        let start = Start {
-            resource: resource.clone(),
-            ids,
-            answer,
-        };
-        self.starts.send(start).await.map_err(|_| over())?;
-        answered.await.map_err(|_| over())?.map_err(|failure| {
+        let over = || Status::unavailable("the device plugin is starting or stopping");
+        let binder = self.binder.get().cloned().ok_or_else(over)?;
+        let pool = resource.to_string();
+        let start = tokio::spawn(async move { binder.start(&pool, &ids).await });
+        start.await.map_err(|_| over())?.map_err(|failure| {
             tracing::error!(%resource, why = failure.message, "a container is not started");
             Status::failed_precondition(failure.message)
         })
-    }
-
-    /// Asks for a scan and waits until what containers get is true again. An HCA that was moved to
-    /// a pod's namespace since it was allocated may have another device number by now.
-    pub(crate) async fn scan(&self) -> Result<(), Status> {
-        let over = || Status::unavailable("the device plugin is stopping");
-        let (done, answer) = oneshot::channel();
-        self.scans.send(done).await.map_err(|_| over())?;
-        answer
-            .await
-            .map_err(|_| over())?
-            .map_err(Status::unavailable)
     }
 
     /// Has files written some time soon; never waits.
@@ -149,104 +110,58 @@ impl Requests {
     }
 }
 
-/// One resource's gRPC service.
-#[derive(Debug, Clone)]
-pub(crate) struct Service {
-    /// Whether its units are whole HCAs, which may be moved to a pod's namespace.
-    pub(super) exclusive: bool,
+/// One resource, whichever socket it is served on.
+#[derive(Debug)]
+pub(crate) struct Plugin {
+    pub(super) resource: ResourceName,
+    /// Whether the kubelet asks before each start of a container.
+    pub(crate) asks_before_start: bool,
     /// What is sent.
     pub(super) feed: Feed,
-    /// Streams that are open now.
-    pub(super) streams: Arc<watch::Sender<usize>>,
-    /// Ends the streams of this incarnation.
-    pub(super) end: CancellationToken,
     /// Allocations that were answered, for metrics.
-    pub(super) allocations: Arc<AllocationCounts>,
+    pub(crate) allocations: Arc<AllocationCounts>,
     /// What is asked of the daemon.
     pub(super) requests: Requests,
-    /// What units were allocated with.
-    pub(super) allocated_nodes: Arc<AllocatedNodes>,
-    /// The kubelet's device-plugins directory.
-    pub(super) directory: PathBuf,
+    /// What containers were allocated.
+    promises: Promises,
+    reads: StartReads,
+}
+
+/// What is read before a container starts.
+#[derive(Debug, Clone)]
+pub(crate) struct StartReads {
+    host: Host,
+    hcas: Arc<Reader>,
+    checkpoint: CheckpointReader,
+}
+
+impl StartReads {
+    pub(crate) fn new(readers: &Readers, host: Host, checkpoint: CheckpointReader) -> Self {
+        let what = "the read of a container's HCAs";
+        Self {
+            host,
+            hcas: Arc::new(readers.reader("hcas", what, READ_TIMEOUT)),
+            checkpoint,
+        }
+    }
+}
+
+/// Whether the kubelet has to ask before each start of a container: paths of device nodes that it keeps
+/// may be another HCA's by then, and slots are bound to HCAs. What is in a CDI file is of now.
+pub(crate) fn asks_before_start(pool: &PoolConfig) -> bool {
+    pool.delivery == Delivery::DeviceSpecs || matches!(pool.sharing, Sharing::Late(_))
+}
+
+/// The gRPC service of a resource on one socket.
+#[derive(Debug, Clone)]
+pub(crate) struct Service {
+    pub(super) plugin: Arc<Plugin>,
+    /// Streams that are open now.
+    pub(super) streams: Arc<watch::Sender<usize>>,
+    /// Ends the streams.
+    pub(super) end: CancellationToken,
     /// Where it is said that the kubelet has the list.
     pub(super) state: watch::Sender<State>,
-}
-
-/// Nodes that units were allocated with, so far as this process knows.
-#[derive(Debug, Default)]
-pub(super) struct AllocatedNodes(Mutex<HashMap<String, Vec<String>>>);
-
-impl AllocatedNodes {
-    fn note(&self, snapshot: &Snapshot, ids: &[String]) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for id in ids {
-            if let Some(Unit::Member(member)) = snapshot.unit(id) {
-                let nodes = member.nodes.iter().map(|node| node.path.clone());
-                known.insert(id.clone(), nodes.collect());
-            }
-        }
-    }
-
-    /// The nodes that these units were allocated with, if that is known of all of them.
-    fn of(&self, ids: &[String]) -> Option<BTreeSet<String>> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Option<Vec<&Vec<String>>> = ids.iter().map(|id| known.get(id)).collect();
-        Some(all?.into_iter().flatten().cloned().collect())
-    }
-}
-
-/// Why a container must not start: a node that it was promised is another HCA's by now.
-fn swapped(snapshot: &Snapshot, ids: &[String], allocated: &BTreeSet<String>) -> Option<String> {
-    let (mut members, mut reason) = (Vec::new(), String::new());
-    for id in ids {
-        let member = match snapshot.unit(id) {
-            Some(Unit::Member(member)) => Some(member),
-            Some(Unit::Pool | Unit::Slot(_)) => return None,
-            // A unit of a time when the pool had others. Where its HCA is gone, its node may be another's.
-            None => {
-                let unit = id.parse::<UnitId>().ok();
-                let hca = unit.as_ref().and_then(UnitId::hca);
-                let mut all = snapshot.members().iter();
-                all.find(|member| Some(&member.hca.id) == hca)
-            }
-        };
-        if let Some(member) = member {
-            members.push(member);
-            if let Some(why) = member.health.worst() {
-                reason = format!(" ({why})");
-            }
-        }
-    }
-    let list = |paths: &BTreeSet<String>| match paths.is_empty() {
-        true => "no node".to_owned(),
-        false => paths.iter().cloned().collect::<Vec<_>>().join(","),
-    };
-    let mut of_one_hca = NodeClass::ALL.into_iter();
-    of_one_hca.find_map(|class| {
-        let prefix = format!("/dev/infiniband/{}", word(&class));
-        let then = allocated.iter().filter(|path| path.starts_with(&prefix));
-        let then: BTreeSet<String> = then.cloned().collect();
-        let paths = members.iter().flat_map(|member| member.paths(class));
-        let now: BTreeSet<String> = paths.collect();
-        let same = match class {
-            NodeClass::Uverbs => then == now,
-            // They are not seen in a pod's namespace, and may have come since.
-            _ => now.is_empty() || then.is_subset(&now),
-        };
-        // By CDI alone, the nodes are those of the specification, which is always of now.
-        (!then.is_empty() && !same).then_some((then, now))
-    })
-    .map(|(then, now)| {
-        format!(
-            "unit {} of {} was allocated as {} and is {} now{reason}: a reboot or a move to a pod's namespace \
-             numbers device nodes anew, and what was allocated cannot be changed any more; delete the \
-             pod, and set delivery: cdi for this pool",
-            ids.join(","),
-            snapshot.resource(),
-            list(&then),
-            list(&now)
-        )
-    })
 }
 
 /// Allocate calls of one resource since the start.
@@ -258,7 +173,25 @@ pub(crate) struct AllocationCounts {
     pub refused: std::sync::atomic::AtomicU64,
 }
 
-impl Service {
+impl Plugin {
+    pub(crate) fn new(
+        resource: ResourceName,
+        asks_before_start: bool,
+        feed: Feed,
+        requests: Requests,
+        reads: StartReads,
+    ) -> Self {
+        Self {
+            resource,
+            asks_before_start,
+            feed,
+            allocations: Arc::default(),
+            requests,
+            promises: Promises::default(),
+            reads,
+        }
+    }
+
     fn snapshot(&self) -> Result<Arc<Snapshot>, Status> {
         self.feed.borrow().clone().ok_or_else(|| {
             Status::unavailable(
@@ -267,33 +200,84 @@ impl Service {
         })
     }
 
-    /// What the kubelet should know before it uses this resource.
-    fn options(&self) -> DevicePluginOptions {
-        DevicePluginOptions {
-            pre_start_required: self.exclusive,
-            get_preferred_allocation_available: true,
-        }
-    }
-
-    fn answer(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
+    fn answer(&self, request: AllocateRequest) -> Result<AllocateResponse, Status> {
         let snapshot = self.snapshot()?;
         let containers = request.container_requests.iter();
-        let container_responses = containers
+        let container_responses: Vec<_> = containers
             .map(|container| allocate::allocate(&snapshot, &container.devices_ids))
             .collect::<Result<_, _>>()
             .inspect_err(|refused: &Status| {
                 let error = refused.message();
-                tracing::warn!(resource = %snapshot.resource(), error, "allocation refused");
+                tracing::warn!(resource = %self.resource, error, "allocation refused");
             })?;
-        for container in &request.container_requests {
-            self.allocated_nodes.note(&snapshot, &container.devices_ids);
-            self.requests
-                .write(device_info::files(&snapshot, &container.devices_ids));
+        let containers = request.container_requests.into_iter();
+        for (container, response) in containers.zip(&container_responses) {
+            let ids = container.devices_ids;
+            self.requests.write(device_info::files(&snapshot, &ids));
+            let promise = Promise::of(&snapshot, &ids, response);
+            self.promises.note(ids, promise);
         }
         self.requests.allocated.notify_one();
         Ok(AllocateResponse {
             container_responses,
         })
+    }
+
+    /// Why a container must not start: a node that it was promised is another HCA's by now.
+    ///
+    /// # Errors
+    /// Why that is not known.
+    async fn difference(&self, ids: &[String]) -> Result<Option<String>, String> {
+        let (promises, are_certain) = match self.promises.of(ids) {
+            Some(promises) => (promises, true),
+            None => {
+                let snapshot = self.feed.borrow().clone();
+                let named = promised::named_hcas(ids, snapshot.as_deref());
+                let (resource, units) = (self.resource.to_string(), ids.to_vec());
+                let nodes = self
+                    .reads
+                    .checkpoint
+                    .allocated_nodes(resource, units)
+                    .await?;
+                let are_certain = named.is_some();
+                let of_pool = || snapshot.as_deref().map(promised::hcas_of_pool);
+                let hcas = named.or_else(of_pool).unwrap_or_default();
+                let promises = nodes.into_iter().map(|nodes| Promise {
+                    hcas: hcas.clone(),
+                    nodes,
+                });
+                (promises.collect(), are_certain)
+            }
+        };
+        let host = self.reads.host.clone();
+        let read = self.reads.hcas.run(move || {
+            let differences = promises.iter().map(|one| promised::difference(&host, one));
+            differences.collect::<Result<Vec<_>, _>>()
+        });
+        let differences = read.await.map_err(|late| late.to_string())?;
+        let differences = differences.map_err(|error| error.to_string())?;
+        let Some(difference) = differences.into_iter().flatten().next() else {
+            return Ok(None);
+        };
+        let why = format!(
+            "{} of {} was allocated as {difference}",
+            promised::names(ids),
+            self.resource
+        );
+        match are_certain {
+            true => Ok(Some(why)),
+            false => Err(format!("{why}, if the pool had the same HCAs then")),
+        }
+    }
+}
+
+impl Service {
+    /// What the kubelet should know before it uses this resource.
+    fn options(&self) -> DevicePluginOptions {
+        DevicePluginOptions {
+            pre_start_required: self.plugin.asks_before_start,
+            get_preferred_allocation_available: true,
+        }
     }
 }
 
@@ -306,17 +290,28 @@ impl DevicePlugin for Service {
         Ok(Response::new(self.options()))
     }
 
-    type ListAndWatchStream = Listing;
+    type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
 
-    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Listing>, Status> {
-        Ok(Response::new(Listing::new(self)))
+    async fn list_and_watch(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let (lists, stream) = mpsc::channel(1);
+        let service = self.clone();
+        service.streams.send_modify(|open| *open += 1);
+        tokio::spawn(async move {
+            let streams = service.streams.clone();
+            service.send_lists(lists).await;
+            streams.send_modify(|open| *open = open.saturating_sub(1));
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn get_preferred_allocation(
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let snapshot = self.snapshot()?;
+        let snapshot = self.plugin.snapshot()?;
         let containers = request.get_ref().container_requests.iter();
         let container_responses = containers
             .map(|container| ContainerPreferredAllocationResponse {
@@ -337,10 +332,10 @@ impl DevicePlugin for Service {
         &self,
         request: Request<AllocateRequest>,
     ) -> Result<Response<AllocateResponse>, Status> {
-        let answer = self.answer(request.get_ref());
+        let answer = self.plugin.answer(request.into_inner());
         let count = match answer {
-            Ok(_) => &self.allocations.answered,
-            Err(_) => &self.allocations.refused,
+            Ok(_) => &self.plugin.allocations.answered,
+            Err(_) => &self.plugin.allocations.refused,
         };
         count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         answer.map(Response::new)
@@ -350,110 +345,65 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
-        // Why there is no list yet, if it is because scans fail.
-        if self.feed.borrow().is_none() {
-            self.requests.scan().await?;
-        }
-        let snapshot = self.snapshot()?;
-        let ids = request.into_inner().devices_ids;
+        let (plugin, ids) = (&self.plugin, request.into_inner().devices_ids);
+        let resource = &plugin.resource;
         // Units of a time before the pool had slots name HCAs.
         let is_slot = |id: &String| matches!(id.parse(), Ok(UnitId::Slot { .. }));
-        if snapshot.late().is_some() && ids.iter().any(is_slot) {
-            self.requests.start(snapshot.resource(), ids).await?;
+        let snapshot = plugin.feed.borrow().clone();
+        let is_late = snapshot.is_none_or(|snapshot| snapshot.late().is_some());
+        if is_late && ids.iter().any(is_slot) {
+            plugin.requests.start(resource, ids).await?;
             return Ok(Response::new(PreStartContainerResponse {}));
         }
-        self.requests.scan().await?;
-        let snapshot = self.snapshot()?;
-        let (directory, resource) = (self.directory.clone(), snapshot.resource().to_string());
-        let asked = ids.clone();
-        let kept = tokio::task::spawn_blocking(move || {
-            let asked: BTreeSet<&String> = asked.iter().collect();
-            checkpoint::allocated_nodes(&directory, &resource, |ids| *ids == asked)
-        });
-        let kept = kept.await.unwrap_or_else(|error| Err(error.to_string()));
-        // Not written yet, or not to be read: what this process allocated is known at least.
-        let allocated = match (kept, self.allocated_nodes.of(&ids)) {
-            (Ok(allocated), _) if !allocated.is_empty() => allocated,
-            (_, Some(remembered)) => vec![remembered],
-            (Ok(none), None) => none,
-            (Err(error), None) => {
+        match plugin.difference(&ids).await {
+            Ok(None) => {}
+            Ok(Some(difference)) => {
                 let why = format!(
-                    "cannot read which device nodes the container of {} was allocated: {error}; its \
-                     nodes could be another pod's by now. Delete the pod if it does not start",
-                    ids.join(", ")
+                    "{difference}: a reboot, a driver that was loaded again or a move to a pod's namespace \
+                     numbers device nodes anew, and what was allocated cannot be changed any more; \
+                     delete the pod, and set delivery: cdi for this pool"
                 );
-                tracing::error!(resource = %snapshot.resource(), why, "a container is not started");
-                return Err(Status::unavailable(why));
+                tracing::error!(%resource, why, "a container is not started");
+                return Err(Status::failed_precondition(why));
             }
-        };
-        let mut allocated = allocated.iter();
-        if let Some(why) = allocated.find_map(|paths| swapped(&snapshot, &ids, paths)) {
-            tracing::error!(why, "a container is not started");
-            return Err(Status::failed_precondition(why));
+            Err(why) => tracing::warn!(
+                %resource, units = promised::names(&ids), why,
+                "a container starts though it is not known whether its device nodes are still those of \
+                 its HCAs; if they are not, delete its pod"
+            ),
         }
         Ok(Response::new(PreStartContainerResponse {}))
     }
 }
 
-/// A ListAndWatch stream: the current state first, then every state that differs from the one
-/// sent last. States that come faster than the kubelet reads are skipped, never queued.
-#[derive(Debug)]
-pub(crate) struct Listing {
-    snapshots: WatchStream<Option<Arc<Snapshot>>>,
-    sent: Option<Arc<Snapshot>>,
-    end: Pin<Box<WaitForCancellationFutureOwned>>,
-    streams: Arc<watch::Sender<usize>>,
-    state: watch::Sender<State>,
-}
-
-impl Listing {
-    fn new(service: &Service) -> Self {
-        service.streams.send_modify(|open| *open += 1);
-        Self {
-            snapshots: WatchStream::new(service.feed.clone()),
-            sent: None,
-            end: Box::pin(service.end.clone().cancelled_owned()),
-            streams: service.streams.clone(),
-            state: service.state.clone(),
-        }
-    }
-}
-
-impl Drop for Listing {
-    fn drop(&mut self) {
-        self.streams
-            .send_modify(|open| *open = open.saturating_sub(1));
-    }
-}
-
-impl Stream for Listing {
-    type Item = Result<ListAndWatchResponse, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.end.as_mut().poll(context).is_ready() {
-            return Poll::Ready(None);
-        }
+impl Service {
+    /// Sends the current list, then each one that differs from the one sent last, until `end` or the
+    /// kubelet's. Lists that come faster than it reads are skipped, never queued.
+    async fn send_lists(self, lists: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
+        let mut feed = self.plugin.feed.clone();
+        let mut sent: Option<Arc<Snapshot>> = None;
         loop {
-            let Some(next) = std::task::ready!(Pin::new(&mut self.snapshots).poll_next(context))
-            else {
-                return Poll::Ready(None);
-            };
-            let Some(next) = next else { continue };
-            if self
-                .sent
-                .as_ref()
-                .is_some_and(|sent| sent.lists_the_same(&next))
-            {
-                continue;
+            let next = feed.borrow_and_update().clone();
+            let is_sent =
+                |next: &Arc<Snapshot>| sent.as_ref().is_some_and(|sent| sent.lists_the_same(next));
+            if let Some(next) = next.filter(|next| !is_sent(next)) {
+                if lists.send(Ok(next.listing())).await.is_err() {
+                    return;
+                }
+                sent = Some(next);
+                self.state.send_if_modified(|state| {
+                    let news = !state.listed;
+                    state.listed = true;
+                    news
+                });
             }
-            let response = next.listing();
-            self.sent = Some(next);
-            self.state.send_if_modified(|state| {
-                let news = !state.listed;
-                state.listed = true;
-                news
-            });
-            return Poll::Ready(Some(Ok(response)));
+            tokio::select! {
+                () = self.end.cancelled() => return,
+                () = lists.closed() => return,
+                changed = feed.changed() => if changed.is_err() {
+                    return;
+                },
+            }
         }
     }
 }

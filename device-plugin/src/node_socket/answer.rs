@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kubelet_api::client::{Held, PodDevices};
 use node_wire::{Allocation, ClaimedDevice, Failure, FailureKind, Pod, PodUnits};
 
-use crate::kubelet::checkpoint::{Owner, Owners};
+use crate::kubelet::checkpoint::Owners;
 
 /// What was read for a question.
 #[derive(Debug, Clone)]
@@ -83,10 +83,10 @@ fn of_uid<'v>(
 ) -> Result<(Vec<Unit<'v>>, Option<String>), Failure> {
     let (mut own, mut unknown, mut foreign) = (Vec::new(), Vec::new(), false);
     for (held, id) in units {
-        match owners.owner(uid, &held.resource, id) {
-            Owner::This => own.push((held, id)),
-            Owner::Unknown => unknown.push((held, id)),
-            Owner::Another => foreign = true,
+        match owners.uids(&held.resource, id) {
+            Some(uids) if uids.contains_key(uid) => own.push((held, id)),
+            Some(_) => foreign = true,
+            None => unknown.push((held, id)),
         }
     }
     if own.is_empty() && unknown.is_empty() && foreign {

@@ -59,7 +59,8 @@ impl Terms {
 
 impl Offers {
     /// Takes note of what is offered, without the HCAs that were offered on other terms since the
-    /// kubelet was `asked` who holds what. Returns whether there are such.
+    /// kubelet was `asked` who holds what, and without all of them while that is not known. Returns
+    /// whether there are such.
     pub(super) fn note(
         &mut self,
         snapshots: &mut [Snapshot],
@@ -90,6 +91,13 @@ impl Offers {
                 .iter_mut()
                 .filter(|one| is_offered(one))
             {
+                if asked.is_none() {
+                    let why =
+                        "offered once the kubelet or its checkpoint has said which pods hold it";
+                    member.health.add(UnhealthyReason::Handover(why.into()));
+                    waits = true;
+                    continue;
+                }
                 let offers = self.0.entry(member.hca.id.clone()).or_default();
                 if let Some(other) = offers.iter().find(|offer| offer.terms != terms) {
                     member.health.add(UnhealthyReason::Handover(format!(

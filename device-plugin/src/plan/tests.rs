@@ -8,7 +8,7 @@ use super::*;
 use crate::candidate::memory;
 use crate::config::{self, NodeClass};
 use crate::host_snapshot::example::scan;
-use crate::kubelet::allocated::AskedAt;
+use crate::kubelet::holdings::AskedAt;
 use crate::snapshot::{Health, UnhealthyReason};
 use node_wire::status::UnitCounts;
 
@@ -41,11 +41,25 @@ impl Node {
 }
 
 /// A daemon that plans with each scan.
-#[derive(Default)]
 struct Daemon {
     world: World,
     history: History,
     plan: Plan,
+}
+
+impl Default for Daemon {
+    /// One that knows that no pod holds anything.
+    fn default() -> Self {
+        let allocated = held(&[]);
+        Self {
+            world: World {
+                allocated,
+                ..World::default()
+            },
+            history: History::default(),
+            plan: Plan::default(),
+        }
+    }
 }
 
 impl Daemon {
@@ -65,7 +79,7 @@ impl Daemon {
     }
 
     /// One that knows who holds what.
-    fn with(allocated: Option<Arc<AllocatedUnits>>) -> Self {
+    fn with(allocated: Option<Arc<Holdings>>) -> Self {
         let mut daemon = Self::default();
         daemon.world.allocated = allocated;
         daemon
@@ -98,16 +112,16 @@ impl Node {
 const HCA: &str = "0000:3b:00.0";
 
 /// One pod holds these units of `rdma/a`.
-fn held(ids: &[&str]) -> Option<Arc<AllocatedUnits>> {
+fn held(ids: &[&str]) -> Option<Arc<Holdings>> {
     held_of("rdma/a", ids)
 }
 
-fn held_of(resource: &str, ids: &[&str]) -> Option<Arc<AllocatedUnits>> {
+fn held_of(resource: &str, ids: &[&str]) -> Option<Arc<Holdings>> {
     held_at(Instant::now(), resource, ids)
 }
 
 /// The same by an answer to a question of that time.
-fn held_at(at: Instant, resource: &str, ids: &[&str]) -> Option<Arc<AllocatedUnits>> {
+fn held_at(at: Instant, resource: &str, ids: &[&str]) -> Option<Arc<Holdings>> {
     let held = kubelet_api::client::Held {
         namespace: "ml".into(),
         pod: "train-0".into(),
@@ -119,7 +133,7 @@ fn held_at(at: Instant, resource: &str, ids: &[&str]) -> Option<Arc<AllocatedUni
         at,
         ..AskedAt::now()
     };
-    Some(Arc::new(AllocatedUnits::listed(vec![held], asked)))
+    Some(Arc::new(Holdings::listed(vec![held], asked)))
 }
 
 fn config(words: &str) -> Config {
@@ -190,6 +204,20 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
         1
     );
     assert_eq!(daemon.history.transitions[&(resource, "healthy")], 1);
+}
+
+#[test]
+fn nothing_is_offered_while_it_is_not_known_who_holds_it() {
+    let (node, config) = (Node::new(), config(BY_NAME));
+    let (mut daemon, now) = (Daemon::with(None), Instant::now());
+    // Soon it is planned again.
+    let due = daemon.update(&config, &node.scan(), now);
+    assert_eq!(due, now.checked_add(GATE_INTERVAL));
+    assert_eq!(counts(&daemon).healthy, 0);
+    assert_eq!(daemon.plan.handed_over().count(), 1);
+    daemon.world.allocated = held(&[]);
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(counts(&daemon).healthy, 1);
 }
 
 #[test]

@@ -7,10 +7,10 @@
 //!   idle ───────▶ scanning ──────── ended ─────▶ host = scan ───────────▶ replan: plan(), then act:
 //!    ▲              │    ▲                                                files of the node, CDI files,
 //!    │              │    └─ hangs at one object: scan again without it    sessions, linkUp
-//!    │              └ late: who waits gets the reason                        │
-//!    └──────────────── another scan if wanted ◀───────────── publish, answer who waits
+//!    │              └ late: the report says so                               │
+//!    └──────────────── another scan if wanted ◀───────────── publish                  
 //!
-//!   SIGTERM, or a task that ended ──▶ who waits is answered, sessions end
+//!   SIGTERM, or a task that ended ──▶ sessions end
 //! ```
 
 mod configuration;
@@ -27,7 +27,7 @@ use hca::host::Hung;
 use node::file::FileId;
 use node_wire::status::ConfigurationStatus;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::Level;
 
@@ -39,8 +39,7 @@ use crate::config::last_good::{Kept, REJECTED, Start};
 use crate::deliver::device_info;
 use crate::events::{Trigger, Triggers};
 use crate::host_snapshot::HostSnapshot;
-use crate::kubelet::allocated::AllocatedUnits;
-use crate::kubelet::service::Waiting;
+use crate::kubelet::holdings::Holdings;
 use crate::links::Links;
 use crate::node_socket::NodeSocket;
 use crate::node_socket::pods::{self, Pods};
@@ -64,7 +63,7 @@ pub(super) struct Inputs {
     /// Events.
     pub(super) heard: mpsc::Receiver<Trigger>,
     /// Who holds what.
-    pub(super) held: watch::Receiver<Option<Arc<AllocatedUnits>>>,
+    pub(super) held: watch::Receiver<Option<Arc<Holdings>>>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
     /// HCAs that were removed for good.
@@ -100,8 +99,6 @@ enum Due {
 
 /// What other tasks do for the loop.
 pub(super) struct Helpers {
-    /// Notified, who holds what is asked soon.
-    pub(super) ask: Arc<Notify>,
     /// How the node's socket is doing.
     pub(super) node_socket: NodeSocket,
     /// Asks the kubelet who holds what.
@@ -156,9 +153,6 @@ struct Scans {
     current: Option<Scan>,
     /// Why another scan is wanted once the present one has ended, if one is.
     wanted: Option<Trigger>,
-    /// Who waits for the present scan, and who for the one after it.
-    waiting: Vec<Waiting>,
-    waiting_next: Vec<Waiting>,
     /// When the last one ended.
     last: Instant,
     /// What hung when it started.
@@ -171,8 +165,6 @@ impl Scans {
             counts: ScanCounts::default(),
             current: None,
             wanted: None,
-            waiting: Vec::new(),
-            waiting_next: Vec::new(),
             last: started,
             hung: Vec::new(),
         }
@@ -295,7 +287,6 @@ impl Daemon {
     pub(super) async fn run(
         mut self,
         triggers: &Triggers,
-        mut asked: mpsc::Receiver<Waiting>,
         signals: &mut Signals,
         services: &mut JoinSet<()>,
     ) -> anyhow::Result<()> {
@@ -319,10 +310,6 @@ impl Daemon {
                 }
                 trigger = self.inputs.next() => self.heard(trigger).await,
                 () = tokio::time::sleep_until(at.into()) => self.turn(due),
-                Some(waiting) = asked.recv() => {
-                    self.wait_for_scan(waiting);
-                    None
-                }
                 Some(()) = self.sessions.ended() => None,
                 Some(_) = services.join_next() => {
                     break Err(anyhow::anyhow!("a task of the daemon ended by itself"));
@@ -346,12 +333,6 @@ impl Daemon {
                 None => {}
             }
         };
-        // Calls that wait for a scan end now; the scan itself cannot be ended.
-        drop((
-            std::mem::take(&mut self.scans.waiting),
-            std::mem::take(&mut self.scans.waiting_next),
-        ));
-        drop(asked);
         self.sessions.end().await;
         ended
     }

@@ -55,6 +55,10 @@ use registration::Registry;
 use shared::{Inner, Shared};
 use state::State;
 
+/// The kubelet's first wait before it starts a container again (`pkg/kubelet/kubelet.go`,
+/// `backOffPeriod`).
+const START_BACK_OFF: Duration = Duration::from_secs(10);
+
 /// A running kubelet. Its services live on a thread of their own; the methods
 /// may be called from any other.
 #[derive(Debug)]
@@ -99,8 +103,10 @@ impl Kubelet {
         fs::write(settings.device_plugins.join("DEPRECATION"), "")
             .context("write into the device-plugins directory")?;
 
+        let times = (1..).map(|count| Instant::now() + settings.adds_pods_every * count);
         let inner = Inner {
             state,
+            added: pods.keys().cloned().zip(times).collect(),
             pods,
             ..Inner::default()
         };
@@ -334,6 +340,24 @@ impl Kubelet {
         }
     }
 
+    /// Starts a container again as the kubelet does: where that fails, it waits as long as after the
+    /// first crash, and twice as long each time. Returns how long that took as well.
+    ///
+    /// # Errors
+    /// It fails three times.
+    pub fn restart_container(&self, pod: &str, container: &str) -> Result<(RunOptions, Duration)> {
+        let started = Instant::now();
+        let mut back_off = START_BACK_OFF;
+        loop {
+            match self.run_options(pod, container) {
+                Ok(options) => return Ok((options, started.elapsed())),
+                Err(error) if back_off > 2 * START_BACK_OFF => return Err(error),
+                Err(_) => std::thread::sleep(back_off),
+            }
+            back_off *= 2;
+        }
+    }
+
     /// The pods of the node by `namespace/name`.
     #[must_use]
     pub fn pods(&self) -> BTreeMap<String, Pod> {
@@ -440,7 +464,11 @@ fn remove_sockets(directory: &Path) -> Result<()> {
     for entry in fs::read_dir(directory).with_context(context)? {
         let entry = entry.with_context(context)?;
         if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
-            fs::remove_file(entry.path()).with_context(context)?;
+            match fs::remove_file(entry.path()) {
+                // A plugin removes its own socket when its stream has ended.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                removed => removed.with_context(context)?,
+            }
         }
     }
     Ok(())

@@ -77,9 +77,11 @@ impl PodResourcesLister for Lister {
         if inner.misbehaviour.lists_no_pods {
             return Ok(Response::new(ListPodResourcesResponse::default()));
         }
-        let pods = inner
-            .pods
-            .values()
+        let now = Instant::now();
+        let is_added = |name: &String| inner.added.get(name).is_none_or(|at| *at <= now);
+        let pods = inner.pods.iter().filter(|(name, _)| is_added(name));
+        let pods = pods
+            .map(|(_, pod)| pod)
             .map(|pod| pod_resources(pod, &inner.state));
         // Every node has some: it is how a network comes to a node.
         let of_a_daemon_set = PodResources {

@@ -30,6 +30,9 @@ pub struct Settings {
     pub cgroups: Option<PathBuf>,
     /// How long the capacity of a lost plugin stays on the Node.
     pub grace: Duration,
+    /// How long a kubelet that has just started takes for each pod that it had: it adds them one by
+    /// one, and lists those that it has added. Their containers run meanwhile.
+    pub adds_pods_every: Duration,
     /// What its gRPC client calls itself; that of a kubelet is `grpc-go/VERSION`.
     pub client: String,
 }
@@ -44,6 +47,7 @@ impl Settings {
             pods: root.join("api/pods"),
             cgroups: None,
             grace: Duration::from_secs(300),
+            adds_pods_every: Duration::ZERO,
             client: "grpc-go/1.58.3".to_owned(),
         }
     }
@@ -109,6 +113,8 @@ pub(super) struct Inner {
     pub(super) pods: BTreeMap<String, Pod>,
     /// Calls of PodResources List, refused ones too.
     pub(super) pod_lists: u64,
+    /// Pods of the time before it started, by name, and when it has added each of them.
+    pub(super) added: BTreeMap<String, Instant>,
 }
 
 impl Inner {

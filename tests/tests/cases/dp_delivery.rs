@@ -104,8 +104,16 @@ impl Scene {
     }
 }
 
+/// The kubelet learns at registration alone whether it has to ask before each start of a container, so
+/// another delivery is registered anew. It admits no pod at that moment.
 fn run(kubelet: &Kubelet, name: &str) -> Result<RunOptions> {
-    kubelet.admit(Pod::with_limits(name, &[(RESOURCE, 1)])?)?;
+    let started = Instant::now();
+    while let Err(error) = kubelet.admit(Pod::with_limits(name, &[(RESOURCE, 1)])?) {
+        if started.elapsed() > WAIT_TIMEOUT {
+            return Err(error.into());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
     kubelet.run_options(&format!("default/{name}"), "main")
 }
 
@@ -130,6 +138,7 @@ fn device_nodes_are_delivered_unless_cdi_is_stated() -> Result<()> {
 
     fs::write(&scene.file, format!("{EXCLUSIVE}  delivery: cdi\n"))?;
     scene.delivered_by("cdi", &daemon)?;
+    kubelet.wait("a registration", WAIT_TIMEOUT, |_, calls| calls.len() >= 2)?;
     let second = run(&kubelet, "second")?;
     assert_eq!(
         (second.devices.len(), second.cdi_devices.len()),
@@ -151,11 +160,13 @@ fn cdi_file_of_pods_stays_true_after_a_change_to_nodes() -> Result<()> {
     fs::write(&scene.file, format!("{EXCLUSIVE}  delivery: deviceSpecs\n"))?;
     scene.delivered_by("deviceSpecs", &daemon)?;
     scene.machine.renumber("uverbs0", "uverbs9")?;
-    kubelet.run_options("default/pod", "main")?;
-    let file = cdi_file(scene.cdi.path())?;
-    ensure!(
-        file.contains("uverbs9") && !file.contains("uverbs0"),
-        "{file}"
-    );
-    Ok(())
+    let started = Instant::now();
+    loop {
+        let file = cdi_file(scene.cdi.path())?;
+        if file.contains("uverbs9") && !file.contains("uverbs0") {
+            return kubelet.run_options("default/pod", "main").map(drop);
+        }
+        ensure!(started.elapsed() < WAIT_TIMEOUT, "{file}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

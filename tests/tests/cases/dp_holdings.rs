@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
 use e2e::case;
-use e2e::daemon::{Daemon, HCAS};
+use e2e::daemon::HCAS;
 use e2e::harness::Case;
-use e2e::kubelet::{CHECKPOINT_FILE, Kubelet, Misbehaviour};
+use e2e::kubelet::{CHECKPOINT_FILE, Kubelet, Misbehaviour, Settings};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -37,7 +37,25 @@ pub(crate) const CASES: &[Case] = &[
         a_pod_gets_no_management_node_of_another_hca_after_a_reboot,
         Root
     ),
-    case!(no_container_starts_while_its_nodes_are_not_known, Root),
+    case!(a_shared_container_gets_no_device_node_of_another_hca, Root),
+    case!(
+        a_container_starts_with_a_warning_while_its_nodes_are_not_known,
+        Root
+    ),
+    case!(
+        a_daemon_knows_what_it_allocated_after_a_restart_of_the_kubelet,
+        Root
+    ),
+    case!(a_container_with_cdi_starts_while_the_daemon_is_away, Root),
+    case!(
+        a_container_waits_for_the_kubelets_back_off_in_a_rollout,
+        Root
+    ),
+    case!(
+        pods_that_a_kubelet_adds_one_by_one_keep_what_they_hold,
+        Root
+    ),
+    case!(nothing_is_offered_before_it_is_known_who_holds_it, Root),
     case!(a_kubelet_that_lists_no_pods_yet_frees_nothing, Root),
     case!(
         a_held_hca_stays_in_its_pool_over_a_restart_of_the_daemon,
@@ -49,7 +67,7 @@ pub(crate) const CASES: &[Case] = &[
         a_container_gets_its_nodes_after_its_pool_dropped_the_hca,
         Root
     ),
-    case!(no_container_starts_after_a_failed_scan, Root),
+    case!(a_container_starts_after_a_failed_scan, Root),
     case!(an_hca_that_was_here_is_missing_until_it_is_forgotten, Root),
     case!(a_delay_ends_though_the_host_cannot_be_scanned, Root),
     case!(
@@ -222,8 +240,54 @@ fn a_pod_gets_no_management_node_of_another_hca_after_a_reboot() -> Result<()> {
     Ok(())
 }
 
+/// The driver was loaded again: the pool's HCAs have other numbers, and another pod has the old one.
+fn a_shared_container_gets_no_device_node_of_another_hca() -> Result<()> {
+    for shares in ["slots: 4", "policy: all-hcas\n  slots: 4"] {
+        let pool = "mode: shared\n  select: {rdmaDevices: [mlx5_0]}"
+            .replace("shared", &format!("shared\n  {shares}"));
+        let select = "mode: exclusive\n  select: {linkTypes: [ether]}";
+        let scene = Scene::new(&EXCLUSIVE.replace(select, &pool))?;
+        let kubelet = scene.machine.kubelet()?;
+        let daemon = scene.daemon()?;
+        scene.wait(&kubelet, &daemon, "rdma/nic", 4)?;
+        admit(&kubelet, "pod", "rdma/nic", 1)?;
+        kubelet.run_options("default/pod", "main")?;
+        scene.machine.renumber("uverbs0", "uverbs9")?;
+        scene.machine.renumber("uverbs1", "uverbs0")?;
+        let refused = kubelet.run_options("default/pod", "main").err();
+        let said = format!(
+            "{:#}",
+            refused.with_context(|| format!("{shares}: it started"))?
+        );
+        ensure!(
+            said.contains("uverbs0 and is /dev/infiniband/uverbs9")
+                && said.contains("delivery: cdi"),
+            "{said}"
+        );
+        scene.machine.renumber("uverbs0", "uverbs1")?;
+        scene.machine.renumber("uverbs9", "uverbs0")?;
+        kubelet.run_options("default/pod", "main")?;
+    }
+    Ok(())
+}
+
+/// Has the kubelet neither read nor write its checkpoint.
+fn spoil_checkpoint(kubelet: &Kubelet) -> Result<std::path::PathBuf> {
+    let checkpoint = kubelet.settings().device_plugins.join(CHECKPOINT_FILE);
+    let whole = checkpoint.with_extension("whole");
+    fs::rename(&checkpoint, &whole)?;
+    fs::create_dir(&checkpoint)?;
+    Ok(whole)
+}
+
+fn mend_checkpoint(whole: &std::path::Path) -> Result<()> {
+    let checkpoint = whole.with_extension("");
+    fs::remove_dir(&checkpoint)?;
+    Ok(fs::rename(whole, checkpoint)?)
+}
+
 /// The daemon that allocated them is gone, and the kubelet's checkpoint cannot be read.
-fn no_container_starts_while_its_nodes_are_not_known() -> Result<()> {
+fn a_container_starts_with_a_warning_while_its_nodes_are_not_known() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
     let mut daemon = scene.daemon()?;
@@ -233,14 +297,154 @@ fn no_container_starts_while_its_nodes_are_not_known() -> Result<()> {
     daemon.ended(WAIT_TIMEOUT)?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    let checkpoint = kubelet.settings().device_plugins.join(CHECKPOINT_FILE);
-    let whole = fs::read(&checkpoint)?;
-    fs::write(&checkpoint, "{")?;
+    const WARNING: &str = "not known whether its device nodes are still those of its HCAs";
+    kubelet.run_options("default/pod", "main")?;
+    ensure!(!daemon.log().contains(WARNING), "{}", daemon.log());
+    let whole = spoil_checkpoint(&kubelet)?;
+    kubelet.run_options("default/pod", "main")?;
+    ensure!(daemon.log().contains(WARNING), "{}", daemon.log());
+    // What is proved refuses it.
+    mend_checkpoint(&whole)?;
+    scene.machine.renumber("uverbs0", "uverbs9")?;
+    scene.machine.renumber("uverbs1", "uverbs8")?;
     let started = kubelet.run_options("default/pod", "main");
-    let said = format!("{:#}", started.err().context("it started")?);
-    ensure!(said.contains("cannot read which device nodes"), "{said}");
-    fs::write(&checkpoint, whole)?;
-    kubelet.run_options("default/pod", "main").map(drop)
+    started.err().context("it started").map(drop)
+}
+
+/// The kubelet deletes the daemon's socket when it starts.
+fn a_daemon_knows_what_it_allocated_after_a_restart_of_the_kubelet() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 2)?;
+    let kubelet = kubelet.restart()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    spoil_checkpoint(&kubelet)?;
+    kubelet.run_options("default/pod", "main")?;
+    scene.machine.renumber("uverbs0", "uverbs9")?;
+    let started = kubelet.run_options("default/pod", "main");
+    started.err().context("it started").map(drop)
+}
+
+/// What is in a CDI file is of now: nobody is asked.
+fn a_container_with_cdi_starts_while_the_daemon_is_away() -> Result<()> {
+    let scene =
+        Scene::new(&EXCLUSIVE.replace("mode: exclusive", "mode: exclusive\n  delivery: cdi"))?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 1)?;
+    let before = kubelet.run_options("default/pod", "main")?;
+    ensure!(!before.cdi_devices.is_empty(), "{before:?}");
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(WAIT_TIMEOUT)?;
+    ensure!(
+        kubelet.run_options("default/pod", "main")? == before,
+        "another answer"
+    );
+    Ok(())
+}
+
+#[expect(clippy::print_stderr, reason = "how long it takes is what is asked")]
+fn a_container_waits_for_the_kubelets_back_off_in_a_rollout() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let mut daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    admit(&kubelet, "pod", "rdma/nic", 1)?;
+    daemon.signal(Signal::SIGTERM)?;
+    daemon.ended(WAIT_TIMEOUT)?;
+    std::thread::scope(|scope| {
+        let container = scope.spawn(|| kubelet.restart_container("default/pod", "main"));
+        std::thread::sleep(Duration::from_millis(200));
+        let ended = Instant::now();
+        let daemon = scene.daemon()?;
+        scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+        let away = ended.elapsed();
+        let restarted = container
+            .join()
+            .map_err(|_| anyhow::anyhow!("the kubelet failed"))?;
+        let (_, took) = restarted?;
+        eprintln!("the daemon was away for {away:?}, the container for {took:?}");
+        ensure!((10..13).contains(&took.as_secs()), "{took:?}");
+        Ok(())
+    })
+}
+
+/// What pods hold stays theirs, and what Multus reads of it stays, until two lists lack them.
+fn pods_that_a_kubelet_adds_one_by_one_keep_what_they_hold() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+    let name = format!("rdma-nic-{}-device.json", held[0]);
+    let information = scene.machine.directory().join("devinfo").join(name);
+    let started = Instant::now();
+    while !information.exists() {
+        ensure!(started.elapsed() < WAIT_TIMEOUT, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // As of a pod that has been there for a while.
+    let old = std::time::SystemTime::now() - Duration::from_secs(100);
+    fs::File::options()
+        .write(true)
+        .open(&information)?
+        .set_modified(old)?;
+    let settings = Settings {
+        adds_pods_every: Duration::from_secs(8),
+        ..kubelet.settings().clone()
+    };
+    kubelet.kill();
+    let kubelet = Kubelet::start(settings)?;
+    let restarted = Instant::now();
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    fs::write(&scene.file, shared())?;
+    while restarted.elapsed() < Duration::from_secs(10) {
+        let offered = healthy_ids(&kubelet, "rdma/shared");
+        ensure!(
+            !offered.iter().any(|id| id.starts_with(&held[0])),
+            "{offered:?}, and {held:?} is held: {}",
+            daemon.log()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(healthy(&kubelet, "rdma/shared") == 1, "{}", daemon.log());
+    ensure!(information.exists(), "{}", daemon.log());
+    kubelet.remove("default/pod")?;
+    let waited = kubelet.wait_allocatable("rdma/shared", 2, Duration::from_secs(40));
+    waited.with_context(|| format!("the daemon said: {}", daemon.log()))
+}
+
+/// The daemon starts with another configuration while neither the kubelet nor its checkpoint answers.
+fn nothing_is_offered_before_it_is_known_who_holds_it() -> Result<()> {
+    let scene = Scene::new(EXCLUSIVE)?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    let held = admit(&kubelet, "pod", "rdma/nic", 1)?;
+    drop(daemon);
+    let socket = kubelet.settings().root.join("pod-resources/kubelet.sock");
+    fs::rename(&socket, socket.with_extension("away"))?;
+    let whole = spoil_checkpoint(&kubelet)?;
+    fs::write(&scene.file, EXCLUSIVE.replace("rdma/nic", "rdma/other"))?;
+    let daemon = scene.daemon()?;
+    let listed = |kubelet: &Kubelet| kubelet.devices("rdma/other").len() == 2;
+    let started = Instant::now();
+    while !listed(&kubelet) || started.elapsed() < Duration::from_secs(3) {
+        ensure!(started.elapsed() < WAIT_TIMEOUT, "{}", daemon.log());
+        ensure!(healthy(&kubelet, "rdma/other") == 0, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    mend_checkpoint(&whole)?;
+    scene.wait(&kubelet, &daemon, "rdma/other", 1)?;
+    ensure!(
+        !healthy_ids(&kubelet, "rdma/other").contains(&held[0]),
+        "{}",
+        daemon.log()
+    );
+    Ok(())
 }
 
 /// A kubelet that just started has not heard from the API server.
@@ -307,9 +511,13 @@ fn scan_again(scene: &Scene) -> Result<()> {
 }
 
 fn healthy(kubelet: &Kubelet, resource: &str) -> usize {
-    let devices = kubelet.devices(resource);
-    let healthy = devices.values().filter(|one| one.health == "Healthy");
-    healthy.count()
+    healthy_ids(kubelet, resource).len()
+}
+
+fn healthy_ids(kubelet: &Kubelet, resource: &str) -> Vec<String> {
+    let devices = kubelet.devices(resource).into_iter();
+    let healthy = devices.filter(|(_, one)| one.health == "Healthy");
+    healthy.map(|(id, _)| id).collect()
 }
 
 /// A configuration of one exclusive pool.
@@ -410,44 +618,33 @@ fn a_container_gets_its_nodes_after_its_pool_dropped_the_hca() -> Result<()> {
     Ok(())
 }
 
-/// After a reboot a container must not start by what was known before.
-fn no_container_starts_after_a_failed_scan() -> Result<()> {
+/// What is read before a start are the HCAs of the container alone.
+fn a_container_starts_after_a_failed_scan() -> Result<()> {
     let scene = Scene::new(EXCLUSIVE)?;
     let kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
     admit(&kubelet, "pod", "rdma/nic", 2)?;
-    kubelet.run_options("default/pod", "main")?;
     // Reading a directory fails, as the kernel does without memory or file descriptors.
     let mode = scene
         .machine
         .tree
         .path("/sys/module/ib_core/parameters/netns_mode");
-    let text = fs::read(&mode)?;
     fs::remove_file(&mode)?;
     fs::create_dir(&mode)?;
-    let refused = |daemon: &Daemon| -> Result<()> {
-        let started = kubelet.run_options("default/pod", "main");
-        let why = started.err().context("it started")?;
-        let said = format!("{why:#}");
-        ensure!(
-            said.contains("cannot scan the host") && said.contains("netns_mode"),
-            "{said}: {}",
-            daemon.log()
-        );
-        Ok(())
-    };
-    refused(&daemon)?;
-    // A daemon that has never read the host says so, too.
+    kubelet.run_options("default/pod", "main")?;
+    // So it does with a daemon that has never read the host.
     drop(daemon);
     let daemon = scene.daemon()?;
     let registered = |_: &_, calls: &[_]| calls.len() == 2;
     kubelet.wait("a registration", WAIT_TIMEOUT, registered)?;
-    refused(&daemon)?;
-    fs::remove_dir(&mode)?;
-    fs::write(&mode, text)?;
-    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    kubelet.run_options("default/pod", "main")?;
+    let started = kubelet.run_options("default/pod", "main");
+    started.with_context(|| daemon.log())?;
+    // What was known before does not count.
+    scene.machine.renumber("uverbs0", "uverbs9")?;
+    let started = kubelet.run_options("default/pod", "main");
+    let said = format!("{:#}", started.err().context("it started")?);
+    ensure!(said.contains("uverbs9"), "{said}");
     Ok(())
 }
 
@@ -457,7 +654,9 @@ fn an_hca_that_was_here_is_missing_until_it_is_forgotten() -> Result<()> {
     let kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon()?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
-    scene.until("/metrics", &daemon, |_, body| !body.contains("hca_missing{"))?;
+    scene.until("/metrics", &daemon, |_, body| {
+        !body.contains("hca_missing{")
+    })?;
     drop(daemon);
     let tree = &scene.machine.tree;
     let function = format!("/sys/bus/pci/devices/{}", HCAS[1]);
@@ -471,7 +670,10 @@ fn an_hca_that_was_here_is_missing_until_it_is_forgotten() -> Result<()> {
         tree.remove(link);
     }
     let daemon = scene.daemon()?;
-    let metric = format!("hca_missing{{hca=\"{}\",rdma_device=\"mlx5_1\"}} 1", HCAS[1]);
+    let metric = format!(
+        "hca_missing{{hca=\"{}\",rdma_device=\"mlx5_1\"}} 1",
+        HCAS[1]
+    );
     scene.until("/metrics", &daemon, |_, body| body.contains(&metric))?;
     let tool = |arguments: &[&str]| {
         let mut command = Command::new(product("rdmactl")?);
@@ -481,14 +683,22 @@ fn an_hca_that_was_here_is_missing_until_it_is_forgotten() -> Result<()> {
     };
     let status = tool(&["status"])?;
     let said = String::from_utf8_lossy(&status.stdout).into_owned();
-    ensure!(said.contains("(mlx5_1) was here and is missing since"), "{said}");
+    ensure!(
+        said.contains("(mlx5_1) was here and is missing since"),
+        "{said}"
+    );
     // One that is here cannot be forgotten.
     let refused = tool(&["forget", HCAS[0]])?;
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(!refused.status.success() && why.contains("is missing on this node"), "{why}");
+    ensure!(
+        !refused.status.success() && why.contains("is missing on this node"),
+        "{why}"
+    );
     let done = tool(&["forget", HCAS[1]])?;
     ensure!(done.status.success(), "{done:?}");
-    scene.until("/metrics", &daemon, |_, body| !body.contains("hca_missing{"))?;
+    scene.until("/metrics", &daemon, |_, body| {
+        !body.contains("hca_missing{")
+    })?;
     // Nor does the next daemon miss it.
     drop(daemon);
     let daemon = scene.daemon()?;

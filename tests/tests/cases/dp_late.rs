@@ -68,6 +68,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_bound_slot_starts_after_its_pool_dropped_the_hca, Root),
     case!(topology_names_the_pod_of_a_bound_slot, Root),
     case!(a_gpu_driver_that_hangs_costs_only_pods_with_that_gpu, Root),
+    case!(a_start_that_waits_for_a_gpu_driver_delays_no_other, Root),
     case!(a_state_directory_that_hangs_stops_no_daemon, Root, Fuse),
     case!(containers_get_one_gid_index_and_the_topology_file, Root),
 ];
@@ -991,6 +992,36 @@ fn a_gpu_driver_that_hangs_costs_only_pods_with_that_gpu() -> Result<()> {
         Ok(node.bind(&answers, "s2").is_ok())
     })?;
     node.goes_on()
+}
+
+fn a_start_that_waits_for_a_gpu_driver_delays_no_other() -> Result<()> {
+    let config = LATE.replace("binding: late", "binding: late\n  bindAtStart: true");
+    let node = Node::new(&config)?;
+    let runs = node.admit("runs", &[], 1)?;
+    node.start_container(&runs)?;
+    // The driver that knows this GPU is asked when it is bound.
+    let information = format!("/proc/driver/nvidia/gpus/{}/information", GPUS[0]);
+    node.machine.tree.remove(&information);
+    mkfifo(&node.machine.tree.path(&information), Mode::S_IRUSR)?;
+    let unknown = uuid(0).replace("GPU-", "GPU-f");
+    node.gpus.list_healthy(&[&unknown]);
+    node.kubelet.wait_allocatable(GPU, 1, WAIT_TIMEOUT)?;
+    let pod = Pod::with_limits("hangs", &[(GPU, 1), (NIC, 1)])?;
+    node.kubelet.admit(pod)?;
+    thread::scope(|scope| {
+        let hangs = scope.spawn(|| node.kubelet.run_options("default/hangs", "main"));
+        thread::sleep(Duration::from_millis(100));
+        let asked = Instant::now();
+        node.start_container(&runs)?;
+        let took = asked.elapsed();
+        ensure!(!hangs.is_finished(), "the driver answered");
+        ensure!(took < Duration::from_millis(500), "{took:?}");
+        let hangs = hangs
+            .join()
+            .map_err(|_| anyhow::anyhow!("the kubelet failed"))?;
+        ensure!(hangs.is_err(), "it started");
+        Ok(())
+    })
 }
 
 fn a_state_directory_that_hangs_stops_no_daemon() -> Result<()> {

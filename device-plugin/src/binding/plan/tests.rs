@@ -10,7 +10,7 @@ use crate::binding::state::{Attached, Lacking};
 use crate::binding::store::{Bindings, Stage};
 use crate::candidate::example::named;
 use crate::config::{PoolConfig, ResourceName, Sharing};
-use crate::kubelet::allocated::{AllocatedUnits, AskedAt};
+use crate::kubelet::holdings::{AskedAt, Holdings};
 use crate::snapshot::{Health, UnhealthyReason};
 
 /// A node with eight HCAs, and pods of which each has some slots and GPUs.
@@ -77,7 +77,7 @@ impl Node {
         World {
             bindings: Arc::new(self.bindings.clone()),
             attached: Attached::default(),
-            held: Some(Arc::new(AllocatedUnits::listed(held.collect(), asked))),
+            held: Some(Arc::new(Holdings::listed(held.collect(), asked))),
             allocated: BTreeMap::new(),
             lacking: Lacking::new(),
             processes: processes.collect(),

@@ -1,8 +1,8 @@
 use kubelet_api::client::Held;
 
 use super::*;
-use crate::kubelet::allocated::AskedAt;
 use crate::kubelet::checkpoint::Owners;
+use crate::kubelet::holdings::AskedAt;
 
 const SLOT: &str = "slot_3e71787e_0";
 
@@ -29,7 +29,7 @@ fn binding() -> Binding {
 }
 
 /// What a kubelet lists that gave the slot to this pod, if to any.
-fn list(holder: Option<(&str, &str)>, at: Instant) -> AllocatedUnits {
+fn list(holder: Option<(&str, &str)>, at: Instant) -> Holdings {
     let held = holder.map(|(namespace, pod)| Held {
         namespace: namespace.into(),
         pod: pod.into(),
@@ -41,7 +41,7 @@ fn list(holder: Option<(&str, &str)>, at: Instant) -> AllocatedUnits {
         at,
         ..AskedAt::now()
     };
-    AllocatedUnits::listed(held.into_iter().collect(), asked)
+    Holdings::listed(held.into_iter().collect(), asked)
 }
 
 /// A minute after the binding, by a list of that time.

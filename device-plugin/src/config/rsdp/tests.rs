@@ -200,10 +200,8 @@ fn keys_are_read_as_go_reads_them() {
         ),
         // Unknown keys are ignored, at each level, with a word about it.
         (
-            &format!(
-                r#"{{"logLevel": 3, "configList": [{{"resourceName": "a", "rdmaHcaMaxx": 9,
-                "rdmaHcaMax": 3, {VENDOR}, "selectors": {{"ifName": ["ib0"]}}}}]}}"#
-            ),
+            r#"{"logLevel": 3, "configList": [{"resourceName": "a", "rdmaHcaMaxx": 9,
+                "rdmaHcaMax": 3, "selectors": {"vendors": ["15b3"], "ifName": ["ib0"]}}]}"#,
             (
                 &[("rdma/a", Some(3), "vendors: 15b3")],
                 &[

@@ -1,20 +1,26 @@
 //! Sessions against a kubelet's registration server in this process.
 
 use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use kubelet_api::deviceplugin::Empty;
 use kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use kubelet_api::deviceplugin::registration_server::{Registration, RegistrationServer};
-use kubelet_api::deviceplugin::{Empty, PreStartContainerRequest};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
+
+use hca::Host;
 
 use super::*;
 use crate::candidate::example::{function, named};
 use crate::config::{NodeClass, Policy, PoolConfig, Sharing};
+use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::directory;
-use crate::kubelet::service::Asked;
+use crate::kubelet::service::{Requests, StartReads};
+use crate::reader::Readers;
 use crate::snapshot::{DeviceNode, Member, Snapshot};
 use hca::Hca;
 
@@ -25,8 +31,6 @@ const FAST: Timing = Timing {
     // Far longer than a test takes to open its stream on a busy machine: an unexpected
     // registration leaves the next reader dialling a socket on its way out.
     stream: Duration::from_secs(60),
-    spacing: Duration::ZERO,
-    settle: Duration::from_millis(30),
 };
 
 /// A registration server that passes on each registration, after it dialled back as kubelets do.
@@ -74,7 +78,6 @@ struct Scene {
     state: watch::Receiver<State>,
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
-    asked: Asked,
 }
 
 impl Scene {
@@ -88,30 +91,25 @@ impl Scene {
         let directory = tempfile::tempdir().unwrap();
         let (sender, received) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
-        let contents = watch::Sender::new(Contents::default());
         let feed = watch::Sender::new(Some(Arc::new(snapshot())));
         let state = watch::Sender::new(State::default());
-        let (requests, asked) = Requests::new();
+        let requests = Requests::new().0;
         let (watched, resource) = (state.subscribe(), ResourceName::parse("rdma/a").unwrap());
+        let readers = Readers::default();
+        let (plugins, watching) =
+            directory::watched(directory.path().into(), &readers, stop.clone());
+        let checkpoint = CheckpointReader::new(&readers, directory.path());
+        let reads = StartReads::new(&readers, Host::at("/"), checkpoint);
+        let socket = SocketName::new(&resource, "one");
+        let plugin = Plugin::new(resource, true, feed.subscribe(), requests, reads);
         let session = Session {
-            socket: SocketName::new(&resource, "one"),
-            resource,
-            directory: directory.path().into(),
-            contents: contents.subscribe(),
-            feed: feed.subscribe(),
+            plugin: Arc::new(plugin),
+            directory: plugins,
+            socket,
             state,
-            allocations: Arc::default(),
-            exclusive: true,
-            requests,
             timing,
             stop: stop.clone(),
         };
-        let watching = directory::keep_watch(
-            directory.path().into(),
-            SOCKET_PREFIX,
-            contents,
-            stop.clone(),
-        );
         let tasks = vec![tokio::spawn(watching), tokio::spawn(session.run())];
         Self {
             directory,
@@ -123,7 +121,6 @@ impl Scene {
             state: watched,
             stop,
             tasks,
-            asked,
         }
     }
 
@@ -197,48 +194,26 @@ fn snapshot() -> Snapshot {
 
 #[tokio::test]
 async fn streams_that_end_at_once_cause_no_storm_of_registrations() {
-    const SPACING: Duration = Duration::from_millis(300);
+    const FIRST: Duration = Duration::from_millis(100);
     let mut scene = Scene::with(Timing {
-        spacing: SPACING,
+        back_off: FIRST,
+        back_off_max: Duration::from_secs(60),
         ..FAST
     });
     scene.start_kubelet();
-    let mut last = None;
+    let started = Instant::now();
     for _ in 0..4 {
         let mut plugin = scene.registered().await;
-        let now = std::time::Instant::now();
-        if let Some(last) = last.replace(now) {
-            let apart = now - last;
-            assert!(apart >= SPACING / 2, "only {apart:?} apart");
-        }
         drop(plugin.list_and_watch(Empty {}).await.unwrap());
     }
+    // Half of 1, 2 and 4.
+    let took = started.elapsed();
+    assert!(took >= FIRST * 7 / 2, "{took:?}");
     // Another kubelet is not kept waiting for that.
     scene.stop_kubelet();
     scene.start_kubelet();
     let _plugin = scene.registered().await;
     scene.end().await;
-}
-
-/// Units are unhealthy from the end of the stream until the next process has registered.
-#[tokio::test]
-async fn a_container_that_starts_does_not_delay_the_end() {
-    let mut scene = Scene::set();
-    scene.start_kubelet();
-    let mut plugin = scene.registered().await;
-    let call = tokio::spawn(async move {
-        let request = PreStartContainerRequest::default();
-        plugin.pre_start_container(request).await
-    });
-    let _waiting = scene.asked.scans.recv().await.unwrap();
-    let asked = Instant::now();
-    scene.end().await;
-    assert!(
-        asked.elapsed() < Duration::from_millis(500),
-        "{:?}",
-        asked.elapsed()
-    );
-    call.abort();
 }
 
 /// As after a long outage, when the waits between attempts have grown.

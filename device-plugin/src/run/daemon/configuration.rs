@@ -1,10 +1,8 @@
 //! The configuration file: read again, watched, put in force.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use node::file::FileId;
-use tokio::time::timeout;
 
 use super::Daemon;
 use crate::config::last_good::REJECTED;
@@ -12,7 +10,7 @@ use crate::config::{self, Config};
 use crate::events::{Trigger, Triggers};
 
 /// How long the kubelet may take to say who holds what, before a configuration is used.
-const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
+const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Daemon {
     /// Reads the configuration again. A wrong one changes nothing. True if another one is in force.
@@ -53,11 +51,8 @@ impl Daemon {
     /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
-        let asked = self.helpers.pods.allocated(HOLDINGS_TIMEOUT);
-        // The kubelet's checkpoint may be on a disk that does not answer.
-        if let Ok(Ok(allocated)) = timeout(2 * HOLDINGS_TIMEOUT, asked).await {
-            let allocated = allocated.with_names_of(self.world.allocated.as_deref());
-            self.world.allocated = Some(Arc::new(allocated));
+        if let Ok(allocated) = self.helpers.pods.holdings_of_now(HOLDINGS_TIMEOUT).await {
+            self.world.allocated = Some(allocated);
         }
         self.config_file.state.error = None;
         let old = std::mem::replace(&mut self.config, config);

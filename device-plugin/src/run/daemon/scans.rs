@@ -7,7 +7,6 @@ use super::Daemon;
 use crate::config::Gate;
 use crate::events::{Trigger, Triggers};
 use crate::host_snapshot::HostSnapshot;
-use crate::kubelet::service::Waiting;
 use crate::links;
 use crate::plan::{GATE_INTERVAL, plan};
 use crate::reader::Late;
@@ -21,11 +20,6 @@ const GATHER_INTERVAL: Duration = Duration::from_millis(10);
 const CONFIGURATION_GATHER_INTERVAL: Duration = Duration::from_millis(200);
 /// Shortest time between two scans that events ask for.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(50);
-
-/// Tells those who wait for a scan what became of it. One that does not wait any more is passed over.
-fn answer(waiting: impl Iterator<Item = Waiting>, outcome: &Result<(), String>) {
-    waiting.for_each(|waiting| drop(waiting.send(outcome.clone())));
-}
 
 impl Daemon {
     /// Waits a moment for what follows an event, and keeps scans at a distance from each other. A
@@ -67,27 +61,8 @@ impl Daemon {
         self.scans.current = Scan::start(reason, readers, host.clone(), addresses.clone(), gates);
     }
 
-    /// A container that is about to start waits for a scan that begins now or later, unless there is
-    /// one that does not come to its end.
-    pub(super) fn wait_for_scan(&mut self, waiting: Waiting) {
-        match &mut self.scans.current {
-            Some(scan) if scan.is_late() => {
-                let late = self.scans.counts.late.as_ref();
-                let _ = waiting.send(Err(late.map_or_else(String::new, Late::to_string)));
-            }
-            Some(_) => {
-                self.scans.waiting_next.push(waiting);
-                self.scans.wanted.get_or_insert(Trigger::Container);
-            }
-            None => {
-                self.scans.waiting.push(waiting);
-                self.want(Trigger::Container);
-            }
-        }
-    }
-
     /// Starts another scan without the object that the present one hangs at. Where there is no such
-    /// object, reports to every waiting caller that the scan does not end, once it is late.
+    /// object, reports that the scan does not end, once it is late.
     pub(super) fn look_at_scan(&mut self) {
         let Some(scan) = &mut self.scans.current else {
             return;
@@ -102,12 +77,6 @@ impl Daemon {
         let Some(late) = scan.call_late() else {
             return;
         };
-        let waiting = self
-            .scans
-            .waiting
-            .drain(..)
-            .chain(self.scans.waiting_next.drain(..));
-        answer(waiting, &Err(late.to_string()));
         self.scans.counts.late = Some(late);
         self.publish();
         self.note_late_reads();
@@ -148,7 +117,7 @@ impl Daemon {
         *self.scans.counts.by_trigger.entry(scan.reason).or_default() += 1;
         self.scans.counts.last = scan.elapsed();
         self.scans.counts.late = None;
-        let told = match outcome {
+        match outcome {
             Ok(seen) => {
                 self.scans.counts.error = None;
                 self.scans.counts.done = true;
@@ -157,18 +126,12 @@ impl Daemon {
                 self.watched.send_replace(indexes);
                 self.host = Some(Arc::new(seen));
                 self.replan().await;
-                Ok(())
             }
-            Err(error) => {
-                self.scan_failed(error.clone());
-                Err(format!("cannot scan the host: {error}"))
-            }
-        };
+            Err(error) => self.scan_failed(error),
+        }
         self.watch_nodes(triggers);
         tracing::debug!(reason = word(&scan.reason), took = ?self.scans.counts.last, "scanned the host");
         self.publish();
-        answer(self.scans.waiting.drain(..), &told);
-        self.scans.waiting = std::mem::take(&mut self.scans.waiting_next);
         if let Some(reason) = self.scans.wanted.take() {
             self.want(reason);
         }
@@ -209,7 +172,7 @@ impl Daemon {
             self.plan.due = self.plan.due.into_iter().chain(again).min();
         }
         if self.plan.handed_over().next().is_some() {
-            self.helpers.ask.notify_one();
+            self.helpers.pods.ask_soon();
         }
         self.set_links_up(&host).await;
     }
