@@ -699,7 +699,13 @@ fn an_hca_that_was_here_is_missing_until_it_is_forgotten() -> Result<()> {
     scene.until("/metrics", &daemon, |_, body| {
         !body.contains("hca_missing{")
     })?;
-    // Nor does the next daemon miss it.
+    // Nor does the next daemon miss it, once that is on disk.
+    let file = scene.machine.state().join("known-hcas");
+    let start = Instant::now();
+    while fs::read_to_string(&file)?.contains("mlx5_1") {
+        ensure!(start.elapsed() < WAIT_TIMEOUT, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
     drop(daemon);
     let daemon = scene.daemon()?;
     scene.until("/metrics", &daemon, |_, body| {
