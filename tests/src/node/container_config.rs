@@ -71,6 +71,11 @@ fn log_directory(pod: &Pod, logs: &Path) -> PathBuf {
     logs.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid))
 }
 
+/// The pod's cgroup below the root, as the kubelet's driver `cgroupfs` names that of a pod with limits.
+pub(super) fn cgroup(uid: &str) -> String {
+    format!("kubepods/pod{uid}")
+}
+
 /// The sandbox: names, log directory, DNS, namespaces. The runtime passes name,
 /// namespace and UID on to CNI.
 pub(super) fn sandbox_config(pod: &Pod, logs: &Path) -> Result<api::PodSandboxConfig> {
@@ -99,7 +104,7 @@ pub(super) fn sandbox_config(pod: &Pod, logs: &Path) -> Result<api::PodSandboxCo
         labels,
         annotations: metadata.annotations.clone().into_iter().collect(),
         linux: Some(api::LinuxPodSandboxConfig {
-            cgroup_parent: String::new(),
+            cgroup_parent: format!("/{}", cgroup(&metadata.uid)),
             security_context: Some(api::LinuxSandboxSecurityContext {
                 namespace_options: Some(namespaces(pod)),
                 privileged: all

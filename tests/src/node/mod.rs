@@ -17,6 +17,7 @@ mod cri;
 mod volume;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,7 +28,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::kubelet::{Container, Kubelet, Node as Resources, Pod, Settings};
-use container_config::{Instance, Surroundings, container_config, sandbox_config};
+use container_config::{Instance, Surroundings, cgroup, container_config, sandbox_config};
 use cri::{Runtime, api};
 
 /// How long a container is watched after its start for an early end.
@@ -277,6 +278,9 @@ impl Node {
             self.runtime.stop_sandbox(&sandbox.id)?;
             self.collect(&sandbox.id)?;
         }
+        // Its sandboxes' are gone.
+        let cgroup = Path::new("/sys/fs/cgroup").join(cgroup(&pod.metadata.uid));
+        let _ = fs::remove_dir(cgroup);
         self.with_kubelet(|kubelet| kubelet.remove(&pod.full_name()))
     }
 
