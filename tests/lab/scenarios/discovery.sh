@@ -18,9 +18,9 @@ equal "an HCA is known by its PCI function, and a NIC without RDMA is none" \
 	"$(printf '%s\n' '0000:01:00.0 rxe0 eth0' '0000:02:00.0 rxe1 eth1')" "$(hcas)"
 # The driver's own words, through netlink, not sysfs.
 wanted=$(rdma -j link show | jq -r '.[] | "\(.ifname) \(.netdev) \(.state)"' | tr '[:upper:]' '[:lower:]' | sort)
-ports=$(seen '.inventory.rdmaDevices[] | .name as $name | .ports[] | "\($name) \(.netdev) \(.state)"' | sort)
+ports=$(seen '.inventory.hcas[].rdmaDevices[] | .name as $name | .ports[] | "\($name) \(.netdev) \(.state)"' | sort)
 equal "every port, with its netdev and state" "$wanted" "$ports"
-gid_table=$(seen '.inventory.rdmaDevices[] | select(.name == "rxe0").ports[0].gids.entries[]
+gid_table=$(seen '.inventory.hcas[].rdmaDevices[] | select(.name == "rxe0").ports[0].gids.entries[]
 	| "\(.index) \(.gid) \(.type) \(.netdev)"')
 equal "the GID table, entry by entry" "$(gids rxe0)" "$gid_table"
 nodes=$(seen '.hcas[].nodes[] | "\(.path) \(.number)"')

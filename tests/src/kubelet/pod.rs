@@ -79,6 +79,9 @@ pub struct Spec {
     /// In the host's IPC namespace.
     #[serde(default, rename = "hostIPC")]
     pub host_ipc: bool,
+    /// Whether it sees the host's processes.
+    #[serde(default, rename = "hostPID")]
+    pub host_pid: bool,
     /// Host name inside; the pod's name unless given.
     #[serde(default)]
     pub hostname: Option<String>,

@@ -259,17 +259,15 @@ fn seccomp(wanted: Option<SeccompType>) -> api::security_profile::ProfileType {
 }
 
 fn namespaces(pod: &Pod) -> api::NamespaceOption {
-    let of = |host: bool| {
-        if host {
-            api::NamespaceMode::Node
-        } else {
-            api::NamespaceMode::Pod
-        }
+    let of = |host: bool, own: api::NamespaceMode| match host {
+        true => api::NamespaceMode::Node,
+        false => own,
     };
+    let (of_pod, of_container) = (api::NamespaceMode::Pod, api::NamespaceMode::Container);
     api::NamespaceOption {
-        network: of(pod.spec.host_network).into(),
-        pid: api::NamespaceMode::Container.into(),
-        ipc: of(pod.spec.host_ipc).into(),
+        network: of(pod.spec.host_network, of_pod).into(),
+        pid: of(pod.spec.host_pid, of_container).into(),
+        ipc: of(pod.spec.host_ipc, of_pod).into(),
     }
 }
 
