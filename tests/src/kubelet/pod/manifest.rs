@@ -262,7 +262,11 @@ spec:
     #[test]
     fn names_what_it_cannot_honour() {
         for (from, to, word) in [
-            ("restartPolicy: Never", "hostPID: true", "hostPID"),
+            (
+                "restartPolicy: Never",
+                "shareProcessNamespace: true",
+                "shareProcessNamespace",
+            ),
             ("restartPolicy: Never", "restartPolicy: Once", "Once"),
             ("{rdma/hca: 1}", "{rdma/hca: 2}", "overcommitted"),
             ("{rdma/hca: 1}", "{rdma/other: 2}", "no limit"),
