@@ -10,7 +10,7 @@
 pub(crate) mod answer;
 pub(crate) mod pods;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 pub(crate) use node_server::socket::{NodeSocket, State};
 use node_wire::{Answer, Failure, FailureKind, Forgotten, PodUnits, Question};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -42,7 +42,7 @@ struct Units {
     /// What binds slots.
     binder: Arc<Binder>,
     /// HCAs that were removed for good.
-    removed: watch::Sender<BTreeSet<HcaId>>,
+    removed: mpsc::Sender<HcaId>,
 }
 
 impl Answers for Units {
@@ -57,7 +57,7 @@ impl Answers for Units {
                 let status = self.reports.borrow().status(&self.binder.bindings());
                 Ok(Answer::Status(Box::new(status)))
             }
-            Question::Forget(question) => self.forget(&question.hca),
+            Question::Forget(question) => self.forget(&question.hca).await,
             Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),
             Question::Commit(question) => self.binder.commit(question).await.map(Answer::Committed),
             Question::Unbind(question) => self.binder.unbind(question).await.map(Answer::Unbound),
@@ -67,16 +67,15 @@ impl Answers for Units {
 }
 
 impl Units {
-    fn forget(&self, hca: &str) -> Result<Answer, Failure> {
-        let reports = self.reports.borrow();
+    async fn forget(&self, hca: &str) -> Result<Answer, Failure> {
+        let reports = self.reports.borrow().clone();
         let mut missing = reports.missing.iter();
         let Some(one) = missing.find(|one| one.id.to_string() == hca) else {
             let why = format!("no HCA {hca} is missing on this node; rdmactl status shows what is");
             return Err(Failure::new(FailureKind::UnknownHca, why));
         };
-        self.removed.send_modify(|removed| {
-            removed.insert(one.id.clone());
-        });
+        // The daemon ends where nobody receives.
+        let _ = self.removed.send(one.id.clone()).await;
         Ok(Answer::Forgotten(Forgotten {}))
     }
 }
@@ -106,7 +105,7 @@ fn name_hcas(units: &mut PodUnits, report: &Report) {
 /// Serves until `stop`. `nonce` distinguishes this process from another one in the names of files.
 pub(crate) async fn keep_serving(
     (path, nonce): (PathBuf, String),
-    (pods, binder, removed): (Arc<Pods>, Arc<Binder>, watch::Sender<BTreeSet<HcaId>>),
+    (pods, binder, removed): (Arc<Pods>, Arc<Binder>, mpsc::Sender<HcaId>),
     mut reports: watch::Receiver<Arc<Report>>,
     state: watch::Sender<State>,
     stop: CancellationToken,

@@ -160,7 +160,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let socket_path = settings.node_socket.clone();
     let (node_socket, state) = NodeSocket::new(socket_path.clone());
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
-    let removed = watch::Sender::new(BTreeSet::new());
+    let (remove, removed) = mpsc::channel(16);
     let daemon = Daemon::new(
         settings,
         start,
@@ -171,7 +171,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 heard,
                 held: known.clone(),
                 found,
-                removed: removed.subscribe(),
+                removed,
+                named: None,
                 bindings: bindings.subscribe(),
             },
             Helpers {
@@ -195,7 +196,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     services.spawn(garbage::keep_tidy(binder.clone(), known, stop.clone()));
     services.spawn(node_socket::keep_serving(
         (socket_path, nonce),
-        (pods, binder, removed),
+        (pods, binder, remove),
         daemon.report(),
         state,
         stop.clone(),

@@ -171,10 +171,10 @@ impl Memory {
         missing.collect()
     }
 
-    /// Forgets HCAs that were removed for good.
-    pub fn forget(&mut self, hcas: &BTreeSet<HcaId>) {
+    /// Forgets an HCA that is missing: it was removed for good.
+    pub fn forget(&mut self, hca: &HcaId) {
         self.known
-            .retain(|id, known| known.missing_since.is_none() || !hcas.contains(id));
+            .retain(|id, known| known.missing_since.is_none() || id != hca);
     }
 
     /// What is known of an HCA in this boot.

@@ -766,4 +766,15 @@ fn a_physical_function_that_does_not_come_back_is_missing_until_it_does() {
     assert_eq!(daemon.plan.missing, std::slice::from_ref(missing));
     daemon.update(&config, &Node::new().scan(), now);
     assert_eq!(daemon.plan.missing, []);
+    // Removed for good, which says nothing about the one that takes its place.
+    let id = HCA.parse().unwrap();
+    daemon.history.memory.forget(&id);
+    daemon.update(&config, &without, now);
+    assert_eq!(daemon.plan.missing.len(), 1, "it was here");
+    daemon.history.memory.forget(&id);
+    daemon.update(&config, &without, now);
+    assert_eq!(daemon.plan.missing, []);
+    daemon.update(&config, &Node::new().scan(), now);
+    daemon.update(&config, &without, now);
+    assert_eq!(daemon.plan.missing.len(), 1, "it was here again");
 }

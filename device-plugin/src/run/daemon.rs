@@ -67,7 +67,9 @@ pub(super) struct Inputs {
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
     /// HCAs that were removed for good.
-    pub(super) removed: watch::Receiver<BTreeSet<HcaId>>,
+    pub(super) removed: mpsc::Receiver<HcaId>,
+    /// The one that was named last.
+    pub(super) named: Option<HcaId>,
     /// Which slot is which HCA; none until that was read.
     pub(super) bindings: watch::Receiver<Option<Arc<Bindings>>>,
 }
@@ -80,7 +82,10 @@ impl Inputs {
             Ok(()) = self.held.changed() => Trigger::Pods,
             Ok(()) = self.found.changed() => Trigger::Child,
             Ok(()) = self.bindings.changed() => Trigger::Binding,
-            Ok(()) = self.removed.changed() => Trigger::Forget,
+            Some(hca) = self.removed.recv() => {
+                self.named = Some(hca);
+                Trigger::Forget
+            }
             else => std::future::pending().await,
         }
     }
@@ -400,7 +405,7 @@ impl Daemon {
                 Some(trigger)
             }
             Trigger::Forget => {
-                self.history.memory.forget(&self.inputs.removed.borrow());
+                self.history.memory.forget(&self.inputs.named.take()?);
                 Some(trigger)
             }
             Trigger::Child => {
