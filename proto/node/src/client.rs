@@ -28,6 +28,8 @@ pub enum Server {
     Daemon,
     /// `rdma-ipam-broker`.
     Broker,
+    /// `rdma-agent`.
+    Agent,
 }
 
 /// A server at its socket.
@@ -44,6 +46,7 @@ impl std::fmt::Display for Peer {
         let server = match self.server {
             Server::Daemon => "the node's RDMA daemon",
             Server::Broker => "the node's address broker",
+            Server::Agent => "the node's agent",
         };
         write!(f, "{server} at {}", self.socket.display())
     }

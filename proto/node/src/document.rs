@@ -13,6 +13,7 @@ use std::fmt;
 use serde::de::{DeserializeOwned, Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
+use crate::agent::{PartsChanged, PartsQuestion, RoomMade, RoomQuestion};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::block::{BlockNeed, BlocksGranted};
 use crate::client::{Fault, Server};
@@ -42,6 +43,10 @@ pub enum Question {
     Unbind(UnbindQuestion),
     /// To the broker: this node needs a block of addresses.
     Block(BlockNeed),
+    /// To the agent: this node's parts have no room.
+    Room(RoomQuestion),
+    /// To the agent: an administrator changes parts.
+    Parts(PartsQuestion),
 }
 
 /// A pod, as a CNI plugin knows it from `CNI_ARGS`.
@@ -121,6 +126,10 @@ pub enum Answer {
     Unbound(Unbound),
     /// To [`Question::Block`].
     Block(BlocksGranted),
+    /// To [`Question::Room`].
+    Room(RoomMade),
+    /// To [`Question::Parts`].
+    Parts(PartsChanged),
 }
 
 /// Units that a pod holds, of all device plugins.
@@ -233,12 +242,14 @@ pub enum FailureKind {
     BindingsUnavailable,
     /// The answer is longer than [`ANSWER_MAX_BYTES`].
     AnswerTooLarge,
-    /// Every block of the range is some node's and has leases.
+    /// Every address of the range is leased, cools down or is another node's.
     Exhausted,
-    /// The address that is wanted is in another node's block.
+    /// The address that is wanted is in another node's block or part.
     HeldByAnotherNode,
     /// The Kubernetes API did not answer.
     ClusterUnavailable,
+    /// Other nodes were asked for room, or the store of the documents does not answer.
+    TryAgain,
     /// The cluster's objects and the network's range or the node's policy contradict each other.
     Mismatch,
     /// A kind that this version of the crate does not know.
@@ -278,6 +289,8 @@ asks! {
     CommitQuestion: Commit, Committed, Daemon;
     UnbindQuestion: Unbind, Unbound, Daemon;
     BlockNeed: Block, BlocksGranted, Broker;
+    RoomQuestion: Room, RoomMade, Agent;
+    PartsQuestion: Parts, PartsChanged, Agent;
 }
 
 /// What every version of a document has.
@@ -632,6 +645,71 @@ mod tests {
         assert!(matches!(other, Err(Fault::Malformed(_))), "{other:?}");
         let unknown = json!({"version": 1, "question": {"block": {"more": 1}}});
         assert_eq!(failure_of(&unknown).kind, FailureKind::Malformed);
+    }
+
+    #[test]
+    fn the_questions_to_the_agent_have_the_documented_form() {
+        use crate::agent::*;
+        let need = |room| RoomNeed {
+            store: "shared".into(),
+            network_name: Some("blue".into()),
+            range: "10.0.0.0/24".into(),
+            spans: vec![([10, 0, 0, 1].into(), [10, 0, 0, 254].into())],
+            room,
+        };
+        let per_node = crate::PerNode {
+            prefix: 28,
+            gateway: Some(crate::Gateway::First),
+        };
+        let rooms = [
+            (Room::Addresses(2), json!({"addresses": 2})),
+            (
+                Room::Exact([10, 0, 0, 7].into()),
+                json!({"exact": "10.0.0.7"}),
+            ),
+            (
+                Room::Network(per_node),
+                json!({"network": {"prefix": 28, "gateway": "first"}}),
+            ),
+        ];
+        for (room, form) in rooms {
+            let question = Question::Room(RoomQuestion {
+                within_ms: 4000,
+                needs: vec![need(room)],
+            });
+            let document: Value = serde_json::from_slice(&question.encode()).unwrap();
+            let needs = json!([{"store": "shared", "networkName": "blue", "range": "10.0.0.0/24",
+                                "spans": [["10.0.0.1", "10.0.0.254"]], "room": form}]);
+            let whole =
+                json!({"version": 1, "question": {"room": {"withinMs": 4000, "needs": needs}}});
+            assert_eq!(document, whole);
+            assert_eq!(Question::decode(&question.encode()), Ok(question));
+        }
+        let answer = encode_answer(&Ok(Answer::Room(RoomMade {})));
+        assert_eq!(decode_answer::<RoomMade>(&answer).unwrap(), RoomMade {});
+        let release = json!({"version": 1, "question": {"parts": {"store": "shared",
+            "change": {"releaseNode": "gpu-17"}}}});
+        let question = Question::decode(release.to_string().as_bytes()).unwrap();
+        let again: Value = serde_json::from_slice(&question.encode()).unwrap();
+        assert_eq!(again, release);
+        for (document, named) in [
+            (
+                json!({"room": {"withinMs": 1, "needs": []}}),
+                "0 needs, expected 1 to 256",
+            ),
+            (
+                json!({"parts": {"store": "", "change": "giveBack"}}),
+                "a name has 0 bytes",
+            ),
+            (
+                json!({"parts": {"store": "a", "change": "giveBack", "node": "b"}}),
+                "node",
+            ),
+        ] {
+            let failure = failure_of(&json!({"version": 1, "question": document}));
+            assert_eq!(failure.kind, FailureKind::Malformed, "{document}");
+            assert!(failure.message.contains(named), "{named}: {failure}");
+        }
     }
 
     proptest! {

@@ -1,0 +1,118 @@
+//! Questions to `rdma-agent`: an ADD whose node's parts have no room, and an administrator's word about
+//! parts. A question that cannot be served is answered with a failure: `exhausted` and
+//! `heldByAnotherNode` (asking again does not help), `mismatch` (the network or the policy is wrong),
+//! `tryAgain` (somebody was asked for room, or the store does not answer).
+
+use std::net::IpAddr;
+
+use serde::de::{Deserializer, Error as _};
+use serde::{Deserialize, Serialize};
+
+use crate::PerNode;
+use crate::document::name;
+
+/// Most ranges of one question.
+const MAX_NEEDS: usize = 256;
+
+/// This node's parts have no address left of some ranges. Afterwards the ADD reads the node's file
+/// `owned` again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RoomQuestion {
+    /// How long the asker waits for the answer. A claim goes on behind it.
+    pub within_ms: u32,
+    /// At least one.
+    #[serde(deserialize_with = "needs")]
+    pub needs: Vec<RoomNeed>,
+}
+
+/// What is missing of one range.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RoomNeed {
+    /// Name of the store in the node's policy.
+    #[serde(deserialize_with = "name")]
+    pub store: String,
+    /// `network_name`, if the network has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_name: Option<String>,
+    /// The range's network, as `10.0.0.0/24`.
+    pub range: String,
+    /// First and last address of each run of usable addresses, ascending: without `exclude`, gateways,
+    /// next hops and the host's own addresses.
+    pub spans: Vec<(IpAddr, IpAddr)>,
+    /// Which of them.
+    pub room: Room,
+}
+
+/// Which room is needed of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Room {
+    /// So many more addresses, whichever.
+    Addresses(u32),
+    /// This one.
+    Exact(IpAddr),
+    /// The node's own network of the range (`perNode`).
+    Network(PerNode),
+}
+
+fn needs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RoomNeed>, D::Error> {
+    let needs = Vec::<RoomNeed>::deserialize(from)?;
+    match needs.len() {
+        1..=MAX_NEEDS => Ok(needs),
+        count => Err(D::Error::custom(format!(
+            "{count} needs, expected 1 to {MAX_NEEDS}"
+        ))),
+    }
+}
+
+/// The node has room now, or had it already: look at `owned`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoomMade {}
+
+/// An administrator's word about the parts of a space.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PartsQuestion {
+    /// Name of the store in the node's policy.
+    #[serde(deserialize_with = "name")]
+    pub store: String,
+    /// `network_name`, if the space has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_name: Option<String>,
+    /// What to do.
+    pub change: PartsChange,
+}
+
+/// What an administrator wants of parts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum PartsChange {
+    /// Give this node's parts without leases back, before the node leaves the cluster.
+    GiveBack,
+    /// Release all parts of a node that will not come back.
+    ReleaseNode(#[serde(deserialize_with = "name")] String),
+    /// Release one part, as `10.0.0.16/28`, whoever has it.
+    ReleasePart(#[serde(deserialize_with = "name")] String),
+    /// Make this part a node's network.
+    Assign {
+        /// As `10.0.0.16/28`.
+        #[serde(deserialize_with = "name")]
+        part: String,
+        /// Name of the node.
+        #[serde(deserialize_with = "name")]
+        node: String,
+    },
+}
+
+/// What became of the parts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PartsChanged {
+    /// Parts that were given back, released or assigned, as `10.0.0.16/28`.
+    pub changed: Vec<String>,
+    /// Parts that stay, each with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<(String, String)>,
+}
