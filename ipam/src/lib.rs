@@ -1,12 +1,13 @@
-//! Cluster-wide IP address management for RDMA pods: ranges, leases, a shared
-//! store; library and the CNI IPAM plugin `rdma-ipam`.
+//! IP address management for RDMA pods: ranges, leases, who owns what; library and the CNI IPAM plugin
+//! `rdma-ipam`.
 //!
 //! - [`range`]: which addresses a configured range may give
 //! - [`config`]: the `ipam` object of a network configuration
 //! - [`block`]: blocks of addresses, of which a node has some
-//! - [`grants`]: which blocks the cluster gave to this node
+//! - [`owned`]: which parts of subnets this node owns
 //! - [`lease`]: what a lease records
-//! - [`store`]: the directory of leases, and why it cannot lose or double one
+//! - [`leases`]: the leases of this node, under one lock
+//! - [`pool_usage`]: how full ranges are
 //! - [`reclaim`]: freeing the leases of pods that ended
 //! - [`whereabouts`]: names of whereabouts' objects, and leases written as such
 //! - [`plugin`]: the CNI verbs, for the binary and for `rdma-netdev`
@@ -15,7 +16,6 @@
 
 pub mod block;
 pub mod config;
-pub mod grants;
 pub mod lease;
 pub mod leases;
 pub mod owned;
@@ -23,5 +23,4 @@ pub mod plugin;
 pub mod pool_usage;
 pub mod range;
 pub mod reclaim;
-pub mod store;
 pub mod whereabouts;
