@@ -617,8 +617,10 @@ mod tests {
         let read = strict(ipam.clone()).unwrap();
         assert_eq!(lowest(&read), ["10.0.0.5", "fd00::3"]);
         assert!(read.is_reserved(0, "10.0.0.4".parse().unwrap()));
-        // As whereabouts.
-        assert_eq!(lowest(&lenient(ipam).unwrap()), ["10.0.0.1", "fd00::1"]);
+        // Not as whereabouts, which is noted.
+        let read = lenient(ipam).unwrap();
+        assert_eq!(lowest(&read), ["10.0.0.5", "fd00::3"]);
+        assert_eq!(read.notes.len(), 6, "{:?}", read.notes);
         let rails = json!({"ranges": {"0": {"range": "10.0.0.0/28"}},
             "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}]});
         assert_eq!(lowest(&strict(rails).unwrap()), ["10.0.0.2"]);

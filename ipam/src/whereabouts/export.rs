@@ -173,7 +173,7 @@ mod tests {
 
     fn lease(address: &str, pod: &str) -> Lease {
         serde_json::from_value(json!({
-            "address": address, "prefix": 24, "range": "10.0.0.0/24", "generation": 1, "part": 0,
+            "address": address, "prefix": 24, "range": "10.0.0.0/24", "store": "default", "part": 0,
             "network": "rail", "pod": {"namespace": "ml", "name": pod}, "container": format!("c-{pod}"),
             "interface": "net1", "node": "n1", "created": "2026-01-01T00:00:00Z",
         }))

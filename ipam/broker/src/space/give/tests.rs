@@ -283,7 +283,8 @@ async fn a_foreign_block_is_neither_kept_nor_returned_while_the_store_cannot_be_
     let mut worker = worker(place.path());
     let me = worker.shared.me.borrow().clone().unwrap();
     lease(&worker);
-    std::fs::write(place.path().join("leases/FORMAT"), "of another program").unwrap();
+    // No boot ID: whose leases there are is not known.
+    std::fs::remove_file(place.path().join("proc/sys/kernel/random/boot_id")).unwrap();
     assert!(worker.open_store().is_err());
     let other = NodeId {
         name: "n1".into(),
