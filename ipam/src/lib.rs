@@ -6,6 +6,7 @@
 //! - [`block`]: blocks of addresses, of which a node has some
 //! - [`grants`]: which blocks the cluster gave to this node
 //! - [`lease`]: what a lease records
+//! - [`subnet`]: which node may lease which addresses: the documents and their changes
 //! - [`store`]: the directory of leases, and why it cannot lose or double one
 //! - [`reclaim`]: freeing the leases of pods that ended
 //! - [`whereabouts`]: names of whereabouts' objects, and leases written as such
@@ -22,4 +23,5 @@ pub mod pool_usage;
 pub mod range;
 pub mod reclaim;
 pub mod store;
+pub mod subnet;
 pub mod whereabouts;
