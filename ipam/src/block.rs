@@ -64,6 +64,26 @@ impl AddressSpace {
         format!("{}.{first}-{}", self.object_name(), block.prefix())
     }
 
+    /// Name of a file that this node keeps of it: `default`, or `default+blue`.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        match &self.network_name {
+            None => self.store.clone(),
+            Some(name) => format!("{}+{name}", self.store),
+        }
+    }
+
+    /// The space whose file has a name.
+    #[must_use]
+    pub fn of_file_name(file: &str) -> Option<Self> {
+        let (store, name) = match file.split_once('+') {
+            None => (file, None),
+            Some((store, name)) => (store, Some(name)),
+        };
+        let is_name = node::identity::is_name;
+        (is_name(store) && name.is_none_or(is_name)).then(|| Self::new(store, name))
+    }
+
     /// Name of what this node keeps of it: one directory entry.
     #[must_use]
     pub fn directory_name(&self) -> String {

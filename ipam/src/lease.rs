@@ -31,6 +31,9 @@ pub struct Lease {
     pub prefix: u8,
     /// The pool: the range's network.
     pub range: IpNetwork,
+    /// Name of the store in the policy.
+    #[serde(default)]
+    pub store: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
     /// Whether the address is leased once in all ranges of the network name.
@@ -163,6 +166,8 @@ struct AddressText {
     address: IpAddr,
     prefix: u8,
     range: IpNetwork,
+    #[serde(default)]
+    store: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network_name: Option<String>,
     #[serde(default = "yes", skip_serializing_if = "is_true")]
@@ -179,6 +184,7 @@ impl AddressText {
             address: lease.address,
             prefix: lease.prefix,
             range: lease.range,
+            store: lease.store.clone(),
             network_name: lease.network_name.clone(),
             overlapping: lease.overlapping,
             generation: lease.generation,
@@ -192,6 +198,7 @@ impl AddressText {
             address: self.address,
             prefix: self.prefix,
             range: self.range,
+            store: self.store,
             network_name: self.network_name,
             overlapping: self.overlapping,
             generation: self.generation,
@@ -213,6 +220,16 @@ impl Record {
     #[must_use]
     pub fn leases(&self) -> &[Lease] {
         &self.0
+    }
+
+    /// Whose they are: all leases of a record are one attachment's.
+    #[must_use]
+    pub fn holder(&self) -> &Holder {
+        // There is at least one lease.
+        match self.0.first() {
+            Some(lease) => &lease.holder,
+            None => unreachable!(),
+        }
     }
 
     #[must_use]
@@ -289,6 +306,7 @@ pub(crate) mod tests {
             address: address.parse().unwrap(),
             prefix: range.prefix(),
             range,
+            store: "default".into(),
             network_name: None,
             overlapping: true,
             generation: 1,

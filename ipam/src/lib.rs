@@ -18,6 +18,8 @@ pub mod block;
 pub mod config;
 pub mod grants;
 pub mod lease;
+pub mod leases;
+pub mod owned;
 pub mod plugin;
 pub mod pool_usage;
 pub mod range;

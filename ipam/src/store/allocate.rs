@@ -78,6 +78,7 @@ impl Want<'_> {
             address: from_bits(subnet.is_ipv4(), candidate.address),
             prefix: self.range.prefix(),
             range: subnet,
+            store: String::new(),
             network_name: self.network_name.map(str::to_owned),
             overlapping: self.overlapping,
             generation: candidate.generation,
