@@ -1,6 +1,9 @@
 //! One space: the questions of ADDs first, then its documents. Everything blocks here; a step reads at
 //! most one document that is not about a question.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -241,7 +244,11 @@ impl Space {
         call: impl FnOnce(&Backend) -> Result<T, E>,
     ) -> Result<T, Fault> {
         self.note(|status| status.calling = Some(Instant::now()));
+        #[cfg(test)]
+        tests::kill::point()?;
         let result = call(&self.backend).map_err(|error| error.to_string());
+        #[cfg(test)]
+        tests::kill::point()?;
         self.note(|status| {
             status.calling = None;
             let fault = result.as_ref().err().cloned();
@@ -362,6 +369,8 @@ impl Space {
 
     /// Decides about a document, and writes what the node owns of it.
     fn decide(&mut self, read: &Read, mode: Mode, now: Instant) -> Result<Decision, Fault> {
+        #[cfg(test)]
+        tests::kill::point()?;
         let in_use = self.in_use()?;
         let subnet = read.document.subnet;
         let (context, space, leases) = (self.context.clone(), &self.space, &self.leases);
@@ -408,6 +417,8 @@ impl Space {
             Ok::<_, Fault>((decision, owned.clone(), is_restored))
         });
         let (decision, owned, is_restored) = decided.map_err(|error| error.to_string())??;
+        #[cfg(test)]
+        tests::kill::point()?;
         let got = |id: &String| !decision.parts.values().any(|part| part.id == *id);
         self.pending.retain(got);
         let doubt = read.document.in_doubt();
@@ -454,7 +465,9 @@ impl Space {
         let owned = self.owned()?;
         let of = owned.cut(&goal.range, &self.context.node.name, boot);
         let has = match goal.room {
-            Room::Exact(address) => u64::from(owned.covers(address, &self.context.node.name, boot)),
+            Room::Exact(address) => {
+                u64::from(owned.has(&goal.range, address, &self.context.node.name, boot))
+            }
             Room::Addresses(_) | Room::Network(_) => {
                 let parts = owned.parts.keys().map(|piece| subnet_of(piece.ip()));
                 let subnets: BTreeSet<IpNetwork> =
