@@ -13,7 +13,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod backend;
+pub mod cli;
 pub mod decide;
 pub mod directory;
 pub mod goal;

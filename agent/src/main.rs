@@ -1,1 +1,7 @@
-fn main() {}
+//! Parses and calls.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    rdma_agent::cli::main()
+}

@@ -79,6 +79,15 @@ pub enum Message {
     Parts(PartsChange, oneshot::Sender<Result<PartsChanged, Failure>>),
 }
 
+impl Message {
+    pub fn refuse(self, failure: Failure) {
+        match self {
+            Self::Room(_, _, waiting) => drop(waiting.reply.send(Err(failure))),
+            Self::Parts(_, reply) => drop(reply.send(Err(failure))),
+        }
+    }
+}
+
 /// Why a step did not do what it was to do.
 type Fault = String;
 
@@ -161,8 +170,7 @@ impl Space {
                     if self.goals.len() >= MAX_GOALS {
                         let why = "this node claims for too many ranges at once; try again";
                         let failure = Failure::new(FailureKind::TryAgain, why);
-                        let _ = waiting.reply.send(Err(failure));
-                        return;
+                        return Message::Room(range, room, waiting).refuse(failure);
                     }
                     self.goals
                         .push(Goal::new(range, room, self.ids.new_id(), now));
