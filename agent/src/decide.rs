@@ -19,8 +19,6 @@ pub const FORGOTTEN_REST: Duration = Duration::from_mins(5);
 pub const WANT_LIMIT: Duration = Duration::from_mins(2);
 /// How many parts are asked for room at once.
 pub const MAX_ASKED: usize = 8;
-/// A range is short of addresses in a subnet that has no free piece of so many.
-const SHORT: usize = 4;
 /// The shortest and the longest time for which a range without room is not claimed from.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 /// The longest time before a lost compare-and-swap is tried again.
@@ -101,7 +99,7 @@ pub struct Decision {
     pub changes: Vec<Change>,
     /// Whether something in the document is about this node.
     pub is_watched: bool,
-    /// Whether somebody asks this node for room, or will soon.
+    /// Whether somebody asks this node for room, or no piece is free.
     pub is_urgent: bool,
 }
 
@@ -138,12 +136,12 @@ pub fn decide(inputs: &Inputs<'_>, history: &mut History, ids: &mut Ids) -> Deci
     });
     give_empty(inputs, history, &mut decision);
     hand_over(inputs, history, &mut decision, given);
-    // Others will ask soon, if they do not yet.
-    let is_short = |range: &Range| {
+    // Others will ask.
+    let is_full = |range: &Range| {
         range.size_within(inputs.document.subnet) > 0
-            && piece::free(inputs.document, SHORT, range).is_none()
+            && piece::free(inputs.document, 1, range).is_none()
     };
-    decision.is_urgent |= decision.is_watched && inputs.in_use.iter().any(is_short);
+    decision.is_urgent |= decision.is_watched && inputs.in_use.iter().any(is_full);
     let wanted = |part: &Part| {
         part.wanted
             .iter()

@@ -313,3 +313,149 @@ fn sync(directory: &Path) -> Result<(), DirectoryError> {
     let synced = File::open(directory).and_then(|file| file.sync_all());
     synced.map_err(failed("sync", directory))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ipam::subnet::Part;
+
+    fn space() -> AddressSpace {
+        AddressSpace::new("shared", Some("blue"))
+    }
+
+    fn subnet() -> IpNetwork {
+        "10.56.3.0/24".parse().unwrap()
+    }
+
+    fn made() -> (tempfile::TempDir, Directory) {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::new(place.path());
+        directory.init().unwrap();
+        (place, directory)
+    }
+
+    fn with_part(mut document: Document, piece: &str) -> Document {
+        let part = Part {
+            node: "a".into(),
+            ..Part::default()
+        };
+        document.parts.insert(piece.parse().unwrap(), part);
+        document
+    }
+
+    fn names(place: &Path) -> Vec<String> {
+        let entries = fs::read_dir(place.join("net.blue/10.56.3.0-24")).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_document_is_replaced_by_who_read_its_last_version() {
+        let (place, directory) = made();
+        let empty = directory.read(&space(), subnet()).unwrap();
+        assert_eq!((empty.version, empty.document.parts.len()), (0, 0));
+        let first = with_part(empty.document.clone(), "10.56.3.0/28");
+        assert_eq!(directory.swap(&space(), 0, &first).unwrap(), Swap::Won(1));
+        let second = with_part(empty.document, "10.56.3.16/28");
+        assert_eq!(directory.swap(&space(), 0, &second).unwrap(), Swap::Lost);
+        let read = directory.read(&space(), subnet()).unwrap();
+        assert_eq!((read.version, &read.document), (1, &first));
+        for version in 1..5 {
+            let swap = directory.swap(&space(), version, &second).unwrap();
+            assert_eq!(swap, Swap::Won(version + 1));
+        }
+        assert_eq!(names(place.path()), ["4", "5"]);
+        // A writer whose list was so old that the next number is free again.
+        assert_eq!(directory.swap(&space(), 1, &first).unwrap(), Swap::Lost);
+        assert_eq!(directory.read(&space(), subnet()).unwrap().document, second);
+        assert_eq!(directory.swap(&space(), 5, &first).unwrap(), Swap::Won(6));
+        assert_eq!(names(place.path()), ["5", "6"]);
+        assert_eq!(directory.subnets(&space()).unwrap(), [subnet()]);
+        let other = AddressSpace::new("shared", None);
+        assert_eq!(directory.subnets(&other).unwrap(), []);
+    }
+
+    #[test]
+    fn one_of_several_writers_wins_each_version() {
+        let (_place, directory) = made();
+        let won: Vec<u64> = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..8)
+                .map(|writer| {
+                    let directory = &directory;
+                    scope.spawn(move || {
+                        let mut won = Vec::new();
+                        for turn in 0..20 {
+                            let read = directory.read(&space(), subnet()).unwrap();
+                            let mut next = Document::empty("shared", "blue", subnet());
+                            let piece = format!("10.56.3.{}/32", writer * 20 + turn);
+                            next = with_part(next, &piece);
+                            next.parts.extend(read.document.parts);
+                            match directory.swap(&space(), read.version, &next) {
+                                Ok(Swap::Won(version)) => won.push(version),
+                                Ok(Swap::Lost) => {}
+                                Err(error) => panic!("{error}"),
+                            }
+                        }
+                        won
+                    })
+                })
+                .collect();
+            let ended = writers.into_iter();
+            ended.flat_map(|writer| writer.join().unwrap()).collect()
+        });
+        let mut distinct = won.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), won.len());
+        let read = directory.read(&space(), subnet()).unwrap();
+        // Each that won is in the last one; one that was gone on from counts as lost.
+        assert!(read.document.parts.len() >= won.len());
+        assert!(read.version >= won.len() as u64);
+    }
+
+    #[test]
+    fn a_link_that_was_made_though_its_answer_says_otherwise_counts() {
+        let (place, directory) = made();
+        let document = directory.read(&space(), subnet()).unwrap().document;
+        let (aside, target) = (place.path().join("aside"), place.path().join("1"));
+        assert!(write_and_link(&aside, &target, &document).unwrap());
+        fs::remove_file(&aside).unwrap();
+        assert!(!write_and_link(&aside, &target, &document).unwrap());
+        // As if the client had linked it, and asked again.
+        fs::remove_file(&target).unwrap();
+        fs::hard_link(&aside, &target).unwrap();
+        assert_eq!(fs::metadata(&aside).unwrap().nlink(), 2);
+    }
+
+    #[test]
+    fn what_is_not_ours_is_refused_by_its_path() {
+        let (place, directory) = made();
+        directory.init().unwrap();
+        let path = place.path().join("net.blue/10.56.3.0-24");
+        fs::create_dir_all(&path).unwrap();
+        for (text, why) in [
+            ("", "EOF"),
+            (
+                r#"{"store": "s", "networkName": "red", "subnet": "10.56.3.0/24"}"#,
+                "network_name \"red\"",
+            ),
+            (
+                r#"{"store": "s", "networkName": "blue", "subnet": "10.56.4.0/24"}"#,
+                "10.56.4.0/24",
+            ),
+        ] {
+            fs::write(path.join("7"), text).unwrap();
+            let error = directory.read(&space(), subnet()).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("/7"), "{error}");
+        }
+        fs::write(place.path().join(FORMAT_FILE), r#"{"format": 2}"#).unwrap();
+        let error = directory.check().unwrap_err().to_string();
+        assert!(error.contains("format 2, this program knows 1"), "{error}");
+        fs::remove_file(place.path().join(FORMAT_FILE)).unwrap();
+        let error = directory.check().unwrap_err().to_string();
+        assert!(error.contains("rdmactl addresses init"), "{error}");
+    }
+}

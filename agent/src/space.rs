@@ -29,8 +29,8 @@ use crate::decide::{
 use crate::directory::{Read, Swap};
 use crate::goal::{Asking, Goal, Phase, Waiting};
 
-/// How often a document of the node is read.
-const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// How often a document of the node is read: who asks for room in it has it within ten seconds.
+const LOOK_INTERVAL: Duration = Duration::from_secs(8);
 /// The same while somebody asks for room in it.
 const URGENT_INTERVAL: Duration = Duration::from_secs(2);
 /// How often a claimant reads documents in which it asked for room.

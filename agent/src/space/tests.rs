@@ -213,8 +213,8 @@ impl Cluster {
     }
 
     /// All machines do what is due; time goes on to what comes next.
-    fn step(&mut self) {
-        let mut wait = Duration::from_secs(10);
+    fn step(&mut self, most: Duration) {
+        let mut wait = most;
         for machine in &mut self.machines {
             wait = wait.min(machine.space.step(self.now));
             if kill::is_dead() {
@@ -230,7 +230,7 @@ impl Cluster {
     fn run(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
-            self.step();
+            self.step(end - self.now);
         }
     }
 
@@ -293,7 +293,7 @@ impl Cluster {
                     }
                     // The agent died.
                     Err(oneshot::error::TryRecvError::Closed) => break,
-                    Err(oneshot::error::TryRecvError::Empty) => self.step(),
+                    Err(oneshot::error::TryRecvError::Empty) => self.step(LIMIT),
                 }
             }
         }
