@@ -417,7 +417,13 @@ fn restore(inputs: &Inputs<'_>, decision: &mut Decision) {
             .keys()
             .any(|other| overlap(*other, piece))
         {
-            // Not leased from until the answer to this is there.
+            // Not leased from until this is done.
+            let boot = String::new();
+            let unconfirmed = OwnedPart {
+                boot,
+                ..own.clone()
+            };
+            decision.parts.insert(piece, unconfirmed);
             let what = Wanted::Exact(piece);
             decision.changes.push(Change::Claim { by, what });
         }
@@ -491,4 +497,142 @@ pub fn backoff(lost: u32, random: u64) -> Duration {
         .min(MAX_BACKOFF);
     let most = u64::try_from(most.as_millis()).unwrap_or(1).max(1);
     Duration::from_millis(random % most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn want(size: u16, among: (&str, &str)) -> Want {
+        Want {
+            node: "b".into(),
+            id: "b-1".into(),
+            size,
+            among: (among.0.parse().unwrap(), among.1.parse().unwrap()),
+        }
+    }
+
+    fn busy_at(addresses: &[&str]) -> BTreeMap<IpAddr, Busy> {
+        let leased = |text: &&str| (text.parse().unwrap(), Busy::Leased);
+        addresses.iter().map(leased).collect()
+    }
+
+    #[test]
+    fn a_piece_that_is_handed_over_helps_and_has_no_address_in_use() {
+        let of: IpNetwork = "10.0.0.8/29".parse().unwrap();
+        let all = ("10.0.0.0", "10.0.0.255");
+        for (size, among, busy, piece) in [
+            (4, all, &[][..], Some("10.0.0.8/30")),
+            (64, all, &[], Some("10.0.0.8/29")),
+            (64, all, &["10.0.0.9"], Some("10.0.0.12/30")),
+            (
+                3,
+                all,
+                &["10.0.0.9", "10.0.0.12", "10.0.0.14"],
+                Some("10.0.0.10/31"),
+            ),
+            (
+                4,
+                ("10.0.0.15", "10.0.0.15"),
+                &["10.0.0.14"],
+                Some("10.0.0.15/32"),
+            ),
+            (4, ("10.0.0.16", "10.0.0.255"), &[], None),
+            (0, all, &["10.0.0.8"], Some("10.0.0.9/32")),
+        ] {
+            let found = piece_for(&want(size, among), of, &busy_at(busy));
+            assert_eq!(
+                found,
+                piece.map(|text| text.parse().unwrap()),
+                "{size} {busy:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn addresses_cool_down_for_their_time_since_the_boot() {
+        let seconds = Duration::from_secs;
+        let at = |text: &str| text.parse::<IpAddr>().unwrap();
+        let uses = [
+            (at("10.0.0.1"), Use::Leased),
+            (at("10.0.0.2"), Use::Freed(seconds(70))),
+            (at("10.0.0.3"), Use::Freed(seconds(69))),
+        ];
+        let busy = busy(&uses, seconds(99), seconds(30));
+        let expected = [
+            (at("10.0.0.1"), Busy::Leased),
+            (at("10.0.0.2"), Busy::CoolingDown),
+        ];
+        assert_eq!(busy, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_minute_and_backoffs_up_to_ten_seconds() {
+        let pauses = [1, 2, 3, 7, 100, u32::MAX].map(pause);
+        let expected = [1, 2, 4, 60, 60, 60].map(Duration::from_secs);
+        assert_eq!(pauses, expected);
+        for (lost, most) in [(0, 1), (1, 2), (3, 8), (4, 10), (u32::MAX, 10)] {
+            assert!(
+                backoff(lost, u64::MAX) < Duration::from_secs(most),
+                "{lost}"
+            );
+            assert_eq!(backoff(lost, 999), Duration::from_millis(999));
+        }
+    }
+
+    fn document(parts: &[(&str, Part)]) -> Document {
+        let mut document = Document::empty("s", "", "10.0.0.0/24".parse().unwrap());
+        let parts = parts
+            .iter()
+            .map(|(piece, part)| (piece.parse().unwrap(), part.clone()));
+        document.parts.extend(parts);
+        document
+    }
+
+    #[test]
+    fn a_want_that_stood_for_two_minutes_is_removed_by_the_owner() {
+        let node = ThisNode {
+            name: "a".into(),
+            boot: "b1".into(),
+        };
+        let holder = Holder {
+            node: "a".into(),
+            id: "a-1".into(),
+        };
+        let mut part = Part::of(&holder);
+        part.wanted.push(want(1, ("10.0.0.1", "10.0.0.1")));
+        let document = document(&[("10.0.0.1/32", part)]);
+        let mut owned = Owned::default();
+        let own = OwnedPart {
+            id: "a-1".into(),
+            ..OwnedPart::default()
+        };
+        owned.parts.insert("10.0.0.1/32".parse().unwrap(), own);
+        let busy = busy_at(&["10.0.0.1"]);
+        let (mut history, begun) = (History::default(), Instant::now());
+        let mut ids = Ids {
+            claimant: "a".into(),
+            next: 7,
+        };
+        let mut at = |now| {
+            let inputs = Inputs {
+                node: &node,
+                document: &document,
+                owned: &owned,
+                busy: &busy,
+                pending: &BTreeSet::new(),
+                in_use: &[],
+                now,
+                time: "",
+                mode: Mode::Usual,
+            };
+            decide(&inputs, &mut history, &mut ids)
+        };
+        let first = at(begun);
+        assert!(first.changes.is_empty() && first.is_urgent, "{first:?}");
+        assert_eq!(first.parts.values().next().unwrap().boot, "b1");
+        assert!(at(begun + WANT_LIMIT / 2).changes.is_empty());
+        let ids = vec!["b-1".to_owned()];
+        assert_eq!(at(begun + WANT_LIMIT).changes, [Change::Unwant { ids }]);
+    }
 }

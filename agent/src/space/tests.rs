@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use ipam::block::single;
 use ipam::lease;
 use ipam::leases::{AddressRequest, LeaseError, Leased, Order, Ownership};
 use ipam::range::Spec;
+use ipam::subnet::Part;
 use node::policy::Profile;
 use node_wire::{Gateway, PerNode};
 
@@ -381,7 +383,7 @@ fn forty_nodes_share_sixty_two_addresses() {
         &range,
         None,
         Room::Addresses(1),
-        Duration::from_mins(4),
+        Duration::from_secs(20),
     );
     let full = full.unwrap_err();
     assert!(
@@ -479,7 +481,7 @@ fn pods_that_move_get_addresses_within_ten_seconds() {
 
 #[test]
 fn no_address_has_two_owners_when_agents_die_anywhere() {
-    for seed in 100..115 {
+    for seed in 100..110 {
         let longest = pods_move(true, seed);
         // What a killed agent had begun is ended by its successor.
         assert!(longest < Duration::from_mins(4), "seed {seed}: {longest:?}");
@@ -649,7 +651,7 @@ fn an_assigned_network_is_its_nodes_with_the_gateway_of_the_range() {
         node: "n0".into(),
     };
     let changed = word(&mut cluster, assign.clone()).unwrap();
-    assert_eq!(changed.changed, [part.clone()]);
+    assert_eq!(changed.changed, std::slice::from_ref(&part));
     let per_node = PerNode {
         prefix: 29,
         gateway: Some(Gateway::First),
