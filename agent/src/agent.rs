@@ -476,3 +476,141 @@ impl Pages for AgentPages {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::ThisNode;
+    use ipam::owned::Owned;
+    use node::policy::{StoreBounds, StorePolicy};
+    use node_wire::client;
+
+    fn policy(share: &Path) -> Policy {
+        let mut policy = Policy::default();
+        let kind = StoreKind::File {
+            id: None,
+            shared: true,
+        };
+        let store = StorePolicy {
+            directory: share.to_owned(),
+            kind,
+            bounds: StoreBounds::default(),
+        };
+        policy.stores.insert("shared".to_owned(), store);
+        policy
+    }
+
+    fn context(root: &Path) -> Context {
+        Context {
+            node: ThisNode {
+                name: "n1".into(),
+                boot: "b1".into(),
+            },
+            root: root.to_owned(),
+            state_dir: root.join("state"),
+            cooldown: Duration::ZERO,
+        }
+    }
+
+    fn need(store: &str, room: Room) -> RoomNeed {
+        RoomNeed {
+            store: store.into(),
+            network_name: None,
+            range: "10.0.0.0/24".into(),
+            spans: vec![([10, 0, 0, 1].into(), [10, 0, 0, 254].into())],
+            room,
+        }
+    }
+
+    fn question(needs: Vec<RoomNeed>) -> RoomQuestion {
+        RoomQuestion {
+            within_ms: 5000,
+            needs,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_add_that_asks_over_the_socket_finds_its_part_in_the_file() {
+        let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        Directory::new(share.path()).init().unwrap();
+        let (stop, socket) = (CancellationToken::new(), root.path().join("agent.sock"));
+        let settings = Settings {
+            policy: policy(share.path()),
+            context: context(root.path()),
+            socket: socket.clone(),
+            listen: Vec::new(),
+        };
+        let serving = tokio::spawn(run(settings, stop.clone()));
+        let needs = vec![
+            need("shared", Room::Addresses(3)),
+            need("shared", Room::Exact([10, 0, 0, 200].into())),
+        ];
+        let asked = tokio::task::spawn_blocking(move || {
+            while !socket.exists() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            client::ask(&socket, &question(needs), Duration::from_secs(5))
+        });
+        assert_eq!(asked.await.unwrap().unwrap(), RoomMade {});
+        let space = AddressSpace::new("shared", None);
+        let owned = Owned::read(&root.path().join("state"), &space).unwrap();
+        let size: u128 = owned
+            .parts
+            .keys()
+            .map(|part| ipam::range::Span::of(*part).size())
+            .sum();
+        assert!(size >= 4, "{owned:?}");
+        stop.cancel();
+        serving.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn questions_that_cannot_be_served_are_refused_by_their_reason() {
+        let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let agent = Agent::new(&policy(share.path()), context(root.path()));
+        let per_node = |prefix| {
+            Room::Network(node_wire::PerNode {
+                prefix,
+                gateway: None,
+            })
+        };
+        let outside = RoomNeed {
+            spans: vec![([10, 0, 1, 1].into(), [10, 0, 1, 1].into())],
+            ..need("shared", Room::Addresses(1))
+        };
+        let wide = RoomNeed {
+            range: "10.0.0.0/16".into(),
+            ..need("shared", per_node(20))
+        };
+        let named = RoomNeed {
+            network_name: Some("../x".into()),
+            ..need("shared", Room::Addresses(1))
+        };
+        for (need, kind, why) in [
+            (
+                need("default", Room::Addresses(1)),
+                FailureKind::Mismatch,
+                "no shared store \"default\"",
+            ),
+            (outside, FailureKind::Malformed, "a span is not in it"),
+            (wide, FailureKind::Mismatch, "perNode: prefix 20 is shorter"),
+            (named, FailureKind::Mismatch, "is not a name"),
+            // The share is not mounted.
+            (
+                need("shared", Room::Addresses(1)),
+                FailureKind::TryAgain,
+                "mount the share",
+            ),
+        ] {
+            let mut question = question(vec![need]);
+            question.within_ms = 700;
+            let failure = agent.make_room(question).await.unwrap_err();
+            assert_eq!(failure.kind, kind, "{failure}");
+            assert!(failure.message.contains(why), "{failure}");
+        }
+        let faults = agent.faults().join("\n");
+        assert!(faults.contains("mount the share"), "{faults}");
+        let metrics = agent.metrics();
+        assert!(metrics.contains("rdma_agent_store_failing{"), "{metrics}");
+    }
+}

@@ -97,8 +97,8 @@ pub struct Space {
     goals: Vec<Goal>,
     /// When each document is read next.
     watched: BTreeMap<IpNetwork, Instant>,
-    /// Whether all documents were listed that may name this node.
-    is_listed: bool,
+    /// When the documents are listed that may name this node, until that is done.
+    list_due: Option<Instant>,
     pending: BTreeSet<String>,
     restored: BTreeMap<IpNetwork, Instant>,
     status: Arc<Mutex<SpaceStatus>>,
@@ -141,7 +141,7 @@ impl Space {
             leases,
             history: History::default(),
             goals: Vec::new(),
-            is_listed: false,
+            list_due: Some(now),
             pending: BTreeSet::new(),
             restored: BTreeMap::new(),
             status,
@@ -196,8 +196,9 @@ impl Space {
             }
             return Duration::ZERO;
         }
-        if !self.is_listed && self.list(now).is_err() {
-            return RETRY_INTERVAL;
+        if self.list_due.is_some_and(|due| due <= now) {
+            self.list(now);
+            return Duration::ZERO;
         }
         let due = self.watched.iter().find(|(_, due)| **due <= now);
         if let Some((subnet, _)) = due.map(|(subnet, due)| (*subnet, *due)) {
@@ -216,7 +217,8 @@ impl Space {
             .iter()
             .flat_map(|goal| &goal.waiting)
             .map(|one| one.deadline);
-        let all = goals.chain(deadlines).chain(self.watched.values().copied());
+        let looks = self.watched.values().copied().chain(self.list_due);
+        let all = goals.chain(deadlines).chain(looks);
         let next = all
             .min()
             .map_or(LOOK_INTERVAL, |next| next.saturating_duration_since(now));
@@ -226,7 +228,7 @@ impl Space {
     /// Whether nothing of this node is in the space.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.goals.is_empty() && self.watched.is_empty() && self.is_listed
+        self.goals.is_empty() && self.watched.is_empty() && self.list_due.is_none()
     }
 
     fn note(&self, note: impl FnOnce(&mut SpaceStatus)) {
@@ -255,12 +257,12 @@ impl Space {
         result
     }
 
-    fn list(&mut self, now: Instant) -> Result<(), Fault> {
-        for subnet in self.call(|backend| backend.subnets(&self.space))? {
+    fn list(&mut self, now: Instant) {
+        let subnets = self.call(|backend| backend.subnets(&self.space));
+        self.list_due = subnets.is_err().then(|| now + RETRY_INTERVAL);
+        for subnet in subnets.into_iter().flatten() {
             self.watched.entry(subnet).or_insert(now);
         }
-        self.is_listed = true;
-        Ok(())
     }
 
     fn owned(&self) -> Result<Owned, Fault> {
