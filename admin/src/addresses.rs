@@ -1,10 +1,9 @@
 //! `rdmactl addresses`: leased addresses of this node's stores, and what can be done about them.
 
-mod blocks;
 mod export;
 mod fsck;
-mod init;
 mod leases;
+mod parts;
 pub(crate) mod pools;
 mod release;
 
@@ -13,14 +12,14 @@ use std::path::Path;
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
 use ipam::lease::Lease;
+use ipam::leases::{LeaseError, Leases};
 use ipam::plugin::Plugin;
-use ipam::store::{Store, StoreError};
 use serde_json::json;
 
 use crate::global::Global;
 use crate::output::{Ended, Exit, complain, filters_before_command};
 
-/// Shows the pools of a store, this node's blocks, and who holds which address.
+/// Shows the ranges that this node leases from, what it owns, and who holds which address.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
@@ -39,12 +38,10 @@ pub(crate) struct Addresses {
 enum Command {
     /// Release leases by hand
     Release(release::Release),
-    /// Check the store, and repair what can be
-    Fsck(fsck::Fsck),
+    /// Show what contradicts what in this node's leases
+    Fsck,
     /// Write leases into whereabouts' objects, for networks that go back to whereabouts
     Export(export::Export),
-    /// Create the store in its directory, with the policy's id
-    Init,
 }
 
 impl Addresses {
@@ -60,53 +57,58 @@ impl Addresses {
         match &self.command {
             None => self.list(&scope),
             Some(Command::Release(command)) => command.run(&scope),
-            Some(Command::Fsck(command)) => command.run(&scope),
+            Some(Command::Fsck) => fsck::run(&scope),
             Some(Command::Export(command)) => command.run(&scope),
-            Some(Command::Init) => init::run(&scope),
         }
     }
 
     fn list(&self, scope: &Scope<'_>) -> Ended {
-        let (plugin, store) = scope.open_used()?;
-        let Some(store) = store else {
+        let (plugin, leases) = scope.open_used()?;
+        let Some(leases) = leases else {
             let document = json!({
-                "store": null, "pools": [], "blocks": null, "leasesOutside": [], "leases": [],
+                "store": self.store, "pools": [], "parts": [], "leasesOutside": [], "leases": [],
             });
             scope.global.say(document, String::new);
             return Ok(self.filter.outcome(true));
         };
-        let pools = pools::read(&store, plugin.policy().ipam.cooldown)?;
-        let blocks = blocks::read(&store)?;
-        let leases = self.filter.leases(&store)?;
+        let cooldown = plugin.policy().ipam.cooldown;
+        let pools = pools::read(&leases, Some(&self.store), cooldown)?;
+        let parts = parts::read(&plugin, &leases, &self.store)?;
+        let listed = self.filter.leases(&leases, &self.store)?;
+        let owns = plugin.owns(&listed)?;
+        let outside = listed.iter().filter(|lease| !owns(lease));
+        let outside: Vec<String> = outside.map(outside_text).collect();
         let document = json!({
-            "store": {
-                "directory": store.directory(), "id": store.id(), "filesystem": store.file_system(),
-            },
+            "store": self.store,
             "pools": pools::documents(&pools),
-            "blocks": blocks.as_ref().map(|blocks| blocks.documents()),
-            "leasesOutside": blocks.as_ref().map(|blocks| &blocks.outside),
-            "leases": leases,
+            "parts": parts::documents(&parts),
+            "leasesOutside": outside,
+            "leases": listed,
         });
         scope.global.say(document, || {
-            let (id, directory) = (store.id(), store.directory().display());
-            let mut tables = vec![format!(
-                "store {id} in {directory} ({})\n",
-                store.file_system()
-            )];
+            let mut tables = Vec::new();
             if !self.filter.is_set() {
                 tables.push(pools::table(&pools));
-                tables.extend(blocks.as_ref().map(blocks::Blocks::table));
+                if !parts.is_empty() {
+                    tables.push(parts::as_table(&parts));
+                }
             }
-            tables.push(leases::table(&leases));
+            tables.push(leases::table(&listed));
             tables.join("\n")
         });
-        let outside = blocks.iter().flat_map(|blocks| &blocks.outside);
-        outside.clone().for_each(|lease| complain(lease));
-        match outside.count() {
-            0 => Ok(self.filter.outcome(leases.is_empty())),
-            _ => Ok(Exit::Found),
+        outside.iter().for_each(|lease| complain(lease));
+        match outside.is_empty() {
+            true => Ok(self.filter.outcome(listed.is_empty())),
+            false => Ok(Exit::Found),
         }
     }
+}
+
+fn outside_text(lease: &Lease) -> String {
+    format!(
+        "this node does not own {}: another node may lease it to a pod, too; let the pod that has it here end",
+        lease.address
+    )
 }
 
 /// What a command works on.
@@ -120,7 +122,7 @@ impl Scope<'_> {
         let policy = self.global.policy()?;
         // An unused store has no leases; one that is not configured is a mistake.
         if !policy.stores.contains_key(self.store) {
-            let error = StoreError::unknown(&policy, self.store);
+            let error = LeaseError::unknown_store(&policy, self.store);
             return Err(anyhow!("{error}; name one of them with --store"));
         }
         Ok(Plugin::new(
@@ -130,21 +132,16 @@ impl Scope<'_> {
         ))
     }
 
-    /// The store, if it was ever used. One that was not has nothing in it, which is an answer like
-    /// that of an empty one.
-    fn open_used(&self) -> anyhow::Result<(Plugin, Option<Store>)> {
+    /// The leases of this node, if there were any in this boot. None is an answer like that of an empty
+    /// directory.
+    fn open_used(&self) -> anyhow::Result<(Plugin, Option<Leases>)> {
         let plugin = self.plugin()?;
-        let store = plugin.open_existing(self.store)?;
-        if store.is_none() {
-            complain(&format!("store {:?} has never been used", self.store));
+        let leases = plugin.leases_if_any()?;
+        if leases.is_none() {
+            complain("this node has leased nothing since it was started");
         }
-        Ok((plugin, store))
+        Ok((plugin, leases))
     }
-}
-
-/// A duration of an argument.
-fn duration(text: &str) -> Result<std::time::Duration, String> {
-    node::duration::parse(text).ok_or_else(|| "is not a duration such as 30s, 2m or 0".to_owned())
 }
 
 /// Whether the holder is a pod of this name, with or without its namespace.

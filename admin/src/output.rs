@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use cni_wire::text::printable;
-use ipam::store::StoreError;
+use ipam::leases::LeaseError;
 use node::document::versioned;
 use serde_json::Value;
 
@@ -71,7 +71,7 @@ pub(crate) fn wrong_usage(text: &str) -> anyhow::Error {
 }
 
 /// The error and its causes, each once: some messages already end with the text of their cause. With
-/// the remedy, where a store is at fault.
+/// the remedy, where the leases are at fault.
 pub(crate) fn chain(error: &anyhow::Error) -> String {
     let mut text = error.chain().fold(String::new(), |mut text, cause| {
         let cause = cause.to_string();
@@ -82,7 +82,7 @@ pub(crate) fn chain(error: &anyhow::Error) -> String {
         text
     });
     let store = error.chain().find_map(|cause| cause.downcast_ref());
-    if let Some(remedy) = store.map(StoreError::remedy) {
+    if let Some(remedy) = store.map(LeaseError::remedy) {
         text += &format!(" ({remedy})");
     }
     text
@@ -169,11 +169,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_of_the_store_is_printed_with_its_remedy() {
-        let fault = StoreError::Squashed {
-            directory: "/srv/ipam".into(),
-            owner: 0,
-            by: 65534,
+    fn a_fault_of_the_leases_is_printed_with_its_remedy() {
+        let fault = LeaseError::NotARecord {
+            path: "/run/a".into(),
+            what: "empty".into(),
         };
         let (text, remedy) = (fault.to_string(), fault.remedy());
         let error = anyhow::Error::from(fault).context("open the store");

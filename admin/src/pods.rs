@@ -415,7 +415,7 @@ mod tests {
     fn lease(ifname: &str, part: usize, address: &str) -> Lease {
         let lease = json!({
             "network": "rdma", "container": "4c", "interface": ifname, "node": "n1",
-            "address": address, "prefix": 24, "range": "10.0.0.0/16", "generation": 1,
+            "address": address, "prefix": 24, "range": "10.0.0.0/16", "store": "default",
             "part": part, "created": "2026-01-01T00:00:00Z",
         });
         serde_json::from_value(lease).unwrap()

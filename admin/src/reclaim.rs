@@ -48,12 +48,12 @@ struct Attachments {
     all: usize,
 }
 
-/// What became of the leases of all stores, by the store's name.
+/// What became of the leases.
 #[derive(Default)]
 struct Leases {
-    freed: Vec<(String, Lease, &'static str)>,
-    waiting: Vec<(String, Lease, &'static str)>,
-    kept: Vec<(String, Lease, &'static str)>,
+    freed: Vec<(Lease, &'static str)>,
+    waiting: Vec<(Lease, &'static str)>,
+    kept: Vec<(Lease, &'static str)>,
     failed: Vec<String>,
 }
 
@@ -62,13 +62,13 @@ impl Reclaim {
         let mut node = global.node()?;
         in_host_namespace(&node.roots).map_err(|why| anyhow!("{why}; run this on the host"))?;
         let attachments = self.undo_attachments(&mut node)?;
-        let mut leases = Leases::default();
-        for store in node.policy.values.stores.keys() {
-            match self.free_leases(&node, store) {
-                Ok(report) => leases.add(store, report),
-                Err(error) => leases.failed.push(format!("store {store:?}: {error:#}")),
-            }
-        }
+        let leases = match self.free_leases(&node) {
+            Ok(report) => Leases::of(report),
+            Err(error) => Leases {
+                failed: vec![format!("{error:#}")],
+                ..Leases::default()
+            },
+        };
         let document = json!({
             "dryRun": self.dry_run,
             "undone": attachments.documents(),
@@ -119,8 +119,8 @@ impl Reclaim {
         Ok(Attachments { undone, all })
     }
 
-    fn free_leases(&self, node: &Node, store: &str) -> anyhow::Result<Report> {
-        let Some(opened) = node.ipam.open_existing(store)? else {
+    fn free_leases(&self, node: &Node) -> anyhow::Result<Report> {
+        let Some(opened) = node.ipam.leases_if_any()? else {
             return Ok(Report::default());
         };
         let state_dir = &node.policy.values.state_dir;
@@ -128,10 +128,8 @@ impl Reclaim {
             netns_root: &node.root,
             proc: &node.roots.proc,
             state_dir,
-            store,
-            cluster_node: node.ipam.is_cluster_node(),
+            cooldown: node.policy.values.ipam.cooldown,
             dry_run: self.dry_run,
-            now: jiff::Timestamp::now(),
         };
         let report = reclaim::run(&opened, &options)?;
         for finding in &report.findings {
@@ -190,14 +188,14 @@ impl Attachments {
 }
 
 impl Leases {
-    fn add(&mut self, store: &str, report: Report) {
-        let over = |(lease, why): (Lease, reclaim::Over)| (store.to_owned(), lease, why.as_str());
-        self.freed.extend(report.freed.into_iter().map(over));
-        self.waiting.extend(report.waiting.into_iter().map(over));
-        let kept = report.kept.into_iter();
-        self.kept
-            .extend(kept.map(|(lease, why)| (store.to_owned(), lease, why)));
-        self.failed.extend(report.failed);
+    fn of(report: Report) -> Self {
+        let over = |(lease, why): (Lease, reclaim::Over)| (lease, why.as_str());
+        Self {
+            freed: report.freed.into_iter().map(over).collect(),
+            waiting: report.waiting.into_iter().map(over).collect(),
+            kept: report.kept,
+            failed: report.failed,
+        }
     }
 
     fn text(&self, dry_run: bool) -> String {
@@ -207,7 +205,7 @@ impl Leases {
             (&self.waiting, "seen; freed by a later run"),
         ];
         let rows = states.into_iter().flat_map(|(leases, state)| {
-            leases.iter().map(move |(_, lease, why)| {
+            leases.iter().map(move |(lease, why)| {
                 vec![
                     lease.address.to_string(),
                     state.to_owned(),
@@ -229,7 +227,7 @@ impl Leases {
     }
 }
 
-fn documents(leases: &[(String, Lease, &'static str)]) -> Vec<Value> {
-    let of = |(store, lease, why): &(String, Lease, &'static str)| json!({"store": store, "lease": lease, "because": why});
+fn documents(leases: &[(Lease, &'static str)]) -> Vec<Value> {
+    let of = |(lease, why): &(Lease, &'static str)| json!({"store": lease.store, "lease": lease, "because": why});
     leases.iter().map(of).collect()
 }

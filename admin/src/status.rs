@@ -1,16 +1,14 @@
 //! `rdmactl status`: is RDMA on this node healthy?
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use clap::Args;
 use cni_wire::text::printable;
+use ipam::leases::Pool;
 use ipam::plugin::Plugin;
 use ipam::pool_usage::Usage;
-use ipam::store::Pool;
 use node::table::cell;
 use node_wire::status::{DaemonStatus, HcaStatus, PoolStatus};
-use rdma_device_plugin::reader::wait;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -18,9 +16,6 @@ use crate::addresses::pools;
 use crate::global::Global;
 use crate::node_state::{Sources, Units};
 use crate::output::{Ended, Exit, complain, optional, table};
-
-/// How long a store may take.
-const STORE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Shows resources, HCAs with the reason where one is unhealthy, addresses left, and what is wrong.
 #[derive(Debug, Args)]
@@ -92,30 +87,24 @@ fn addresses(global: &Global, notes: &mut Vec<String>) -> Vec<RangeUse> {
     let Ok(policy) = global.policy() else {
         return Vec::new();
     };
-    let mut all = Vec::new();
-    for name in policy.stores.keys() {
-        let node_name = global.node_name();
-        let plugin = Plugin::new(policy.clone(), &global.host_root, node_name.as_deref());
-        let store = name.clone();
-        let read = wait("it", STORE_TIMEOUT, move || ranges(&plugin, store));
-        match read.map_err(anyhow::Error::from).flatten() {
-            Ok(ranges) => all.extend(ranges),
-            Err(error) => notes.push(format!("addresses of store {name:?}: {error}")),
-        }
-    }
-    all
+    let node_name = global.node_name();
+    let plugin = Plugin::new(policy, &global.host_root, node_name.as_deref());
+    ranges(&plugin).unwrap_or_else(|error| {
+        notes.push(format!("addresses: {error}"));
+        Vec::new()
+    })
 }
 
-fn ranges(plugin: &Plugin, store: String) -> anyhow::Result<Vec<RangeUse>> {
-    let Some(opened) = plugin.open_existing(&store)? else {
+fn ranges(plugin: &Plugin) -> anyhow::Result<Vec<RangeUse>> {
+    let Some(leases) = plugin.leases_if_any()? else {
         return Ok(Vec::new());
     };
-    let pools = pools::read(&opened, plugin.policy().ipam.cooldown)?;
+    let pools = pools::read(&leases, None, plugin.policy().ipam.cooldown)?;
     let number = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
     let of_pool = |(pool, count): (Pool, Usage)| RangeUse {
-        store: store.clone(),
+        store: pool.space.space.store.clone(),
         range: pool.range.to_string(),
-        network_name: pool.network_name.clone(),
+        network_name: pool.space.space.network_name.clone(),
         used: number(count.used),
         cooling_down: number(count.cooling_down),
         free: rounded(count.free(&pool)),

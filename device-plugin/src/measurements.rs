@@ -18,8 +18,6 @@ use crate::reader::{Reader, Readers};
 
 /// Time between two readings of what is on this node.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// One of how many readings is also of stores that many nodes share, which lists all their leases.
-const SHARED_STORE_ROUNDS: u32 = 30;
 /// How long a reading may take before it is called late.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// The programs that count their calls.
@@ -30,8 +28,7 @@ const PROGRAMS: [&str; 2] = ["rdma-netdev", "rdma-ipam"];
 pub(crate) struct Measurements {
     ports: Reader<Vec<PortCounter>>,
     calls: Reader<Vec<(&'static str, Calls)>>,
-    own_pools: Reader<Vec<PoolFill>>,
-    shared_pools: Reader<Vec<PoolFill>>,
+    pools: Reader<Vec<PoolFill>>,
 }
 
 /// What was read last; nothing before the first time.
@@ -66,8 +63,7 @@ impl Measurements {
         Self {
             ports: readers.reader("ports", reader("port counters"), READ_TIMEOUT),
             calls: readers.reader("calls", reader("CNI calls"), READ_TIMEOUT),
-            own_pools: readers.reader("pools", reader("local address pools"), READ_TIMEOUT),
-            shared_pools: readers.reader("pools", reader("shared address pools"), READ_TIMEOUT),
+            pools: readers.reader("pools", reader("address pools"), READ_TIMEOUT),
         }
     }
 
@@ -76,7 +72,7 @@ impl Measurements {
         Measured {
             ports: last(&self.ports),
             calls: last(&self.calls),
-            pools: [&self.own_pools, &self.shared_pools].map(last).concat(),
+            pools: last(&self.pools),
         }
     }
 
@@ -87,7 +83,7 @@ impl Measurements {
         stop: CancellationToken,
     ) {
         let mut ticks = tokio::time::interval(INTERVAL);
-        for round in 0_u32.. {
+        loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
@@ -95,12 +91,7 @@ impl Measurements {
             let [all, own, calls] = [(); 3].map(|()| paths.clone());
             self.ports.start(move || ports(&all.host));
             self.calls.start(move || calls_of(&calls.run_dir));
-            self.own_pools.start(move || pools(&own, Sharing::OneNode));
-            if round % SHARED_STORE_ROUNDS == 0 {
-                let shared = paths.clone();
-                self.shared_pools
-                    .start(move || pools(&shared, Sharing::Nodes));
-            }
+            self.pools.start(move || pools(&own));
         }
     }
 }
@@ -132,47 +123,31 @@ fn calls_of(directory: &Path) -> Vec<(&'static str, Calls)> {
     read.collect()
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sharing {
-    OneNode,
-    Nodes,
-}
-
-/// The pools of file stores. Of blocks from the cluster the broker says how full they are.
-fn pools(paths: &NodePaths, sharing: Sharing) -> Vec<PoolFill> {
+/// The ranges in use. Of blocks from the cluster the broker says how full they are.
+fn pools(paths: &NodePaths) -> Vec<PoolFill> {
     let policy = paths.policy();
-    let of_kind = policy.stores.iter();
-    let of_kind = of_kind.filter(|(_, store)| matches!(store.kind, StoreKind::File { .. }));
-    let names: Vec<String> = of_kind.map(|(name, _)| name.clone()).collect();
-    let plugin = Plugin::new(policy.clone(), &paths.node.root, paths.node.node.as_deref());
-    let mut fills = Vec::new();
-    for name in names {
-        match fill(&plugin, &name, sharing) {
-            Ok(found) => fills.extend(found),
-            Err(error) => {
-                tracing::debug!(store = name, error, "how full pools are is not known");
-            }
-        }
-    }
-    fills
+    let plugin = Plugin::new(policy, &paths.node.root, paths.node.node.as_deref());
+    fills(&plugin).unwrap_or_else(|error| {
+        tracing::debug!(%error, "how full pools are is not known");
+        Vec::new()
+    })
 }
 
-/// None of a store of the other kind, by the file system that its directory is on: a share is one
-/// whether or not the policy says so.
-fn fill(plugin: &Plugin, name: &str, sharing: Sharing) -> Result<Vec<PoolFill>, String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
-    let Some(store) = plugin.open_existing(name).map_err(|e| text(&e))? else {
+fn fills(plugin: &Plugin) -> anyhow::Result<Vec<PoolFill>> {
+    let Some(leases) = plugin.leases_if_any()? else {
         return Ok(Vec::new());
     };
-    if store.is_shared() != (sharing == Sharing::Nodes) {
-        return Ok(Vec::new());
-    }
-    let pools = store.pools().map_err(|e| text(&e))?;
-    let used = usage(&store, &pools, plugin.policy().ipam.cooldown).map_err(|e| text(&e))?;
+    let policy = plugin.policy();
+    let mut pools = leases.pools()?;
+    pools.retain(|pool| {
+        let store = policy.stores.get(&pool.space.space.store);
+        store.is_some_and(|store| matches!(store.kind, StoreKind::File { shared: false, .. }))
+    });
+    let used = usage(&leases, &pools, policy.ipam.cooldown)?;
     let fills = pools.iter().zip(used).map(|(pool, usage)| PoolFill {
-        store: name.to_owned(),
+        store: pool.space.space.store.clone(),
         range: pool.range.to_string(),
-        network_name: pool.network_name.clone().unwrap_or_default(),
+        network_name: pool.space.space.network_name.clone().unwrap_or_default(),
         size: rounded(pool.size()),
         free: rounded(usage.free(pool)),
     });
@@ -194,17 +169,13 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn pools_of_a_local_store_are_counted_and_those_of_a_shared_one_are_not() {
+    fn a_node_that_leased_nothing_has_no_pools() {
         let place = tempfile::tempdir().unwrap();
         let policy = place.path().join("policy.json");
-        let store = |name: &str| json!({"type": "file", "directory": place.path().join(name)});
-        let mut nfs = store("nfs");
-        nfs["shared"] = json!(true);
-        let values = json!({"stateDir": place.path().join("state"), "stores": {
-            "default": store("default"), "nfs": nfs}});
+        let values = json!({"stateDir": place.path().join("state")});
         std::fs::write(&policy, values.to_string()).unwrap();
         let paths = NodePaths::all_in(place.path());
-        assert_eq!(pools(&paths, Sharing::OneNode), [], "never used");
+        assert_eq!(pools(&paths), []);
         assert!(calls_of(place.path()).is_empty());
     }
 }

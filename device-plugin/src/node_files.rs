@@ -1,19 +1,12 @@
 //! The journal and the leases of this node, as far as they can be read.
 
-use std::time::Duration;
-
 use attachment::{
     journal::Record,
     listing::{self, Attachment},
     node::{Node, Places},
 };
 use ipam::{lease::Lease, plugin::Plugin};
-use node::policy::{Policy, PolicyError};
-
-use crate::reader::wait;
-
-/// How long a store may take.
-const STORE_TIMEOUT: Duration = Duration::from_secs(4);
+use node::policy::PolicyError;
 
 /// The journal and the leases of this node.
 #[derive(Debug)]
@@ -26,10 +19,9 @@ pub struct Files {
     pub notes: Vec<String>,
 }
 
-/// Reads the journal and the stores that the node's policy names.
+/// Reads the journal and the leases.
 pub fn read(places: &Places) -> Files {
     hca::host::show(&places.policy);
-    let node_name = places.node.clone();
     let mut node = match Node::open_for_release(places, "status".into()) {
         Ok(node) => node,
         Err(error) => {
@@ -62,37 +54,12 @@ pub fn read(places: &Places) -> Files {
             records.iter().flat_map(of_record).collect()
         })
         .map_err(|error| error.to_string());
-    // By the node's name, by an attachment, or by machine and boot (below): the name may not be known here.
-    let name = node.policy.values.node_name(node_name.as_deref());
-    let attached: Vec<String> = attachments
-        .iter()
-        .flatten()
-        .map(|one| one.container.clone())
-        .collect();
-    let (mut found, mut failed) = (None, Vec::new());
-    for store in node.policy.values.stores.keys() {
-        let (name, attached) = (name.clone(), attached.clone());
-        let own = move |lease: &Lease| {
-            lease.holder.node == name || attached.contains(&lease.holder.container)
-        };
-        match leases_in_time(&node.policy.values, places, store, own) {
-            Ok(None) => {
-                found.get_or_insert_with(Vec::new);
-            }
-            Ok(Some((leases, complaints))) => {
-                found.get_or_insert_with(Vec::new).extend(leases);
-                notes.extend(complaints);
-            }
-            Err(error) => failed.push(format!("leases of store {store:?}: {error}")),
-        }
-    }
-    let leases = match found {
-        Some(leases) => {
-            notes.extend(failed);
+    let leases = match leases_of(&node.ipam) {
+        Ok((leases, complaints)) => {
+            notes.extend(complaints);
             Ok(leases)
         }
-        None if failed.is_empty() => Ok(Vec::new()),
-        None => Err(failed.join("; ")),
+        Err(error) => Err(format!("the node's leases: {error}")),
     };
     Files {
         attachments,
@@ -101,55 +68,15 @@ pub fn read(places: &Places) -> Files {
     }
 }
 
-/// Leases, and what is to be said of those that cannot be read.
-type Leases = (Vec<Lease>, Vec<String>);
-
-/// The leases of one store that was used.
-fn leases_in_time(
-    policy: &Policy,
-    places: &Places,
-    store: &str,
-    own: impl Fn(&Lease) -> bool + Send + 'static,
-) -> Result<Option<Leases>, String> {
-    let (policy, places, name) = (policy.clone(), places.clone(), store.to_owned());
-    let read = move || {
-        if let Some(store) = policy.stores.get(&name) {
-            hca::host::show(&store.directory);
-        }
-        let ipam = Plugin::new(policy, &places.root, places.node.as_deref());
-        leases_of(&ipam, &name, own)
+/// The leases, and what is to be said of those that cannot be read.
+fn leases_of(ipam: &Plugin) -> anyhow::Result<(Vec<Lease>, Vec<String>)> {
+    let Some(leases) = ipam.leases_if_any()? else {
+        return Ok((Vec::new(), Vec::new()));
     };
-    wait("it", STORE_TIMEOUT, read).map_err(|late| late.to_string())?
-}
-
-fn leases_of(
-    ipam: &Plugin,
-    store: &str,
-    own: impl Fn(&Lease) -> bool,
-) -> Result<Option<Leases>, String> {
-    let Some(open) = ipam
-        .open_existing(store)
-        .map_err(|error| error.to_string())?
-    else {
-        return Ok(None);
-    };
-    let (mut leases, mut complaints) = (Vec::new(), Vec::new());
-    let findings = open.entries(true, |entry| {
-        match entry.record {
-            _ if entry.freed.is_some() => {}
-            Ok(lease) if own(&lease) || lease.holder.is_of_this_boot(open.node()) => {
-                leases.push(lease);
-            }
-            Ok(_) => {}
-            Err(why) => complaints.push(format!("{}: {why}", entry.path.display())),
-        }
-        Ok(())
-    });
-    let findings = findings.map_err(|error| error.to_string())?;
-    let findings = findings.into_iter();
-    complaints.extend(findings.map(|found| format!("{}: {}", found.path.display(), found.what)));
-    leases.sort_by_key(|lease| lease.address);
-    Ok(Some((leases, complaints)))
+    let listed = leases.list()?;
+    let findings = listed.findings.into_iter();
+    let complaints = findings.map(|found| format!("{}: {}", found.path.display(), found.what));
+    Ok((listed.leases, complaints.collect()))
 }
 
 #[cfg(test)]

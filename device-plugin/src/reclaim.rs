@@ -7,9 +7,8 @@
 //! addresses and routes, and its leases are released; then IPAM's own rules decide on leases that
 //! no attachment names. Killed anywhere, the next round goes on from the journal.
 //!
-//! The leases of a store may be on a share whose server does not answer. So what needs a store has
-//! a [`Reader`] of its own: one that hangs keeps neither the other stores nor attachments without
-//! leases waiting.
+//! Undoing an attachment may run an IPAM program that hangs. So attachments and leases have a
+//! [`Reader`] each: neither keeps the other waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -66,7 +65,8 @@ pub(crate) async fn keep_reclaiming(
 ) {
     let published = Arc::new(published);
     let journal: Reader = readers.reader("journal", "the search for dead pods", PART_TIMEOUT);
-    let mut parts: BTreeMap<Option<String>, Reader> = BTreeMap::new();
+    let [attachments, leases] = ["attachments", "leases"]
+        .map(|of| readers.reader("reclaim", format!("the clean-up of {of}"), PART_TIMEOUT));
     let failure = Counts {
         failures: 1,
         ..Counts::default()
@@ -85,11 +85,11 @@ pub(crate) async fn keep_reclaiming(
                 sightings = round.sightings;
                 note(&published, &round.counts);
                 published.send_if_modified(|all| {
-                    let is_idle = all.idle != round.idle;
-                    if let Some(reason) = round.idle.as_ref().filter(|_| is_idle) {
+                    let is_idle = all.idle != round.idle_reason;
+                    if let Some(reason) = round.idle_reason.as_ref().filter(|_| is_idle) {
                         tracing::warn!(reason, "nothing is cleaned up behind pods");
                     }
-                    all.idle = round.idle;
+                    all.idle.clone_from(&round.idle_reason);
                     let mut is_new = false;
                     if let Some(children) = round.children {
                         is_new = all.children != children;
@@ -97,19 +97,16 @@ pub(crate) async fn keep_reclaiming(
                     }
                     is_idle || is_new
                 });
-                for (store, dead) in round.work {
-                    let reader = parts.entry(store.clone()).or_insert_with(|| {
-                        let what = match &store {
-                            Some(store) => format!("the clean-up of store {store:?}"),
-                            None => "the clean-up of attachments without leases".to_owned(),
-                        };
-                        readers.reader("reclaim", what, PART_TIMEOUT)
-                    });
-                    if reader.late().is_some() {
-                        note(&published, &failure);
+                if round.idle_reason.is_none() {
+                    for reader in [&attachments, &leases] {
+                        if reader.late().is_some() {
+                            note(&published, &failure);
+                        }
                     }
-                    let (paths, published) = (paths.clone(), published.clone());
-                    reader.start(move || note(&published, &clean_up(&paths, store, dead)));
+                    let (task, to) = (paths.clone(), published.clone());
+                    attachments.start(move || note(&to, &undo_all(&task, round.dead)));
+                    let (task, to) = (paths.clone(), published.clone());
+                    leases.start(move || note(&to, &free_over(&task)));
                 }
             }
             Err(_) => note(&published, &failure),
@@ -151,33 +148,27 @@ pub(crate) fn taken(paths: &NodePaths) -> Result<BTreeSet<HcaId>, attachment::Er
 #[derive(Default)]
 struct Round {
     /// Why nothing is cleaned up, if so.
-    idle: Option<String>,
+    idle_reason: Option<String>,
     /// As [`Counts::children`]; none where the journal cannot be read.
     children: Option<BTreeMap<HcaId, String>>,
     sightings: BTreeSet<String>,
     counts: Counts,
-    /// By the store of the leases; `None` for attachments without leases.
-    work: BTreeMap<Option<String>, Vec<Dead>>,
+    /// The attachments that are to be undone.
+    dead: Vec<Dead>,
 }
 
 impl Round {
     /// `before` are the attachments that were seen dead in the round before.
     fn read(paths: &NodePaths, interval: Option<Duration>, before: &BTreeSet<String>) -> Self {
         let mut round = Self {
-            idle: idle(paths, interval),
+            idle_reason: idle(paths, interval),
             ..Self::default()
         };
         let (policy, fault) = Policy::load_for_release(&paths.node.policy);
-        if let Some(fault) = fault.filter(|_| round.idle.is_none()) {
+        if let Some(fault) = fault.filter(|_| round.idle_reason.is_none()) {
             tracing::warn!("{}", fault.with_remedy());
         }
         round.find_dead(paths, &policy, before);
-        if round.idle.is_some() {
-            return round;
-        }
-        for store in policy.stores.keys() {
-            round.work.entry(Some(store.clone())).or_default();
-        }
         round
     }
 }
@@ -195,8 +186,7 @@ fn idle(paths: &NodePaths, interval: Option<Duration>) -> Option<String> {
 type Dead = (Key, Record, &'static str);
 
 impl Round {
-    /// The children that pods left, and the attachments that are over and were so in the round before, by
-    /// the store of their leases.
+    /// The children that pods left, and the attachments that are over and were so in the round before.
     fn find_dead(&mut self, paths: &NodePaths, policy: &Policy, before: &BTreeSet<String>) {
         let (records, unreadable) = match Journal::at(&policy.state_dir).records() {
             Ok(records) => records,
@@ -213,7 +203,7 @@ impl Round {
         let here = records.iter().map(|(_, record)| record);
         let here = here.filter(|record| !is_other_boot(&record.boot, &boot));
         self.children = Some(here.flat_map(children).collect());
-        if self.idle.is_some() {
+        if self.idle_reason.is_some() {
             return;
         }
         for (key, record) in records {
@@ -222,8 +212,7 @@ impl Round {
             };
             self.sightings.insert(key.as_str().to_owned());
             if before.contains(key.as_str()) {
-                let dead = self.work.entry(store_of(&record)).or_default();
-                dead.push((key, record, why));
+                self.dead.push((key, record, why));
             }
         }
     }
@@ -239,16 +228,12 @@ fn children(record: &Record) -> impl Iterator<Item = (HcaId, String)> {
     })
 }
 
-/// The store that an attachment has leases in.
-fn store_of(record: &Record) -> Option<String> {
-    let ipam = record.ipam.as_ref()?;
-    ipam::config::store_of(ipam.config.as_bytes())
-}
-
-/// One part of a round: undoes its attachments, then frees leases that are over and that no
-/// attachment named.
-fn clean_up(paths: &NodePaths, store: Option<String>, dead: Vec<Dead>) -> Counts {
+/// Undoes attachments.
+fn undo_all(paths: &NodePaths, dead: Vec<Dead>) -> Counts {
     let mut counts = Counts::default();
+    if dead.is_empty() {
+        return counts;
+    }
     let mut node = match Node::open_for_release(&paths.node, "daemon".into()) {
         Ok(node) => node,
         Err(error) => {
@@ -259,9 +244,6 @@ fn clean_up(paths: &NodePaths, store: Option<String>, dead: Vec<Dead>) -> Counts
     };
     for (key, record, why) in dead {
         undo(&mut node, &key, &record, why, &mut counts);
-    }
-    if let Some(store) = store {
-        leases(paths, &node, &store, &mut counts);
     }
     counts
 }
@@ -287,62 +269,51 @@ fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Cou
     }
 }
 
-/// Frees leases of a store that are over and that no attachment named.
-fn leases(paths: &NodePaths, node: &Node, name: &str, counts: &mut Counts) {
+/// Frees leases that are over and that no attachment names.
+fn free_over(paths: &NodePaths) -> Counts {
+    let mut counts = Counts::default();
     let plugin = Plugin::load(
         &paths.node.policy,
         &paths.node.root,
         paths.node.node.as_deref(),
     );
-    if let Some(store) = plugin.policy().stores.get(name) {
-        hca::host::show(&store.directory);
-    }
-    let store = match plugin.open_existing(name) {
-        Ok(Some(store)) => store,
-        Ok(None) => return,
-        Err(error) => {
-            tracing::debug!(store = name, %error, "store is not cleaned up");
-            return;
-        }
-    };
-    match free_leases(&plugin, &store, name, &node.roots.proc) {
+    match free_leases(&plugin, &paths.host.proc) {
         Ok(report) => {
             counts.leases += u64::try_from(report.freed.len()).unwrap_or_default();
             for (lease, why) in &report.freed {
                 tracing::info!(
-                    address = %lease.address, holder = %lease.holder, store = name,
+                    address = %lease.address, holder = %lease.holder, store = lease.store,
                     why = why.as_str(), "lease freed"
                 );
             }
             for failure in &report.failed {
-                tracing::warn!(store = name, failure, "lease not freed");
+                tracing::warn!(failure, "lease not freed");
             }
         }
-        Err(error) => tracing::warn!(store = name, %error, "store is not cleaned up"),
+        Err(error) => {
+            counts.failures += 1;
+            tracing::warn!(%error, "leases are not cleaned up");
+        }
     }
+    counts
 }
 
-/// Frees what is over of the node's leases in the store of that name: [`ipam::reclaim::run`].
-/// `proc` is the host's.
+/// Frees what is over of the node's leases: [`ipam::reclaim::run`]. `proc` is the host's.
 ///
 /// # Errors
-/// The store cannot be gone through.
-pub(crate) fn free_leases(
-    plugin: &Plugin,
-    store: &ipam::store::Store,
-    name: &str,
-    proc: &Path,
-) -> anyhow::Result<Report> {
+/// They cannot be gone through.
+pub(crate) fn free_leases(plugin: &Plugin, proc: &Path) -> anyhow::Result<Report> {
+    let Some(leases) = plugin.leases_if_any()? else {
+        return Ok(Report::default());
+    };
     let options = ipam::reclaim::Options {
         netns_root: Path::new("/"),
         proc,
         state_dir: &plugin.policy().state_dir,
-        store: name,
-        cluster_node: plugin.is_cluster_node(),
+        cooldown: plugin.policy().ipam.cooldown,
         dry_run: false,
-        now: jiff::Timestamp::now(),
     };
-    Ok(ipam::reclaim::run(store, &options)?)
+    Ok(ipam::reclaim::run(&leases, &options)?)
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ const STATE_ENTRIES: [&str; 9] = [
     "devices",
     LOCK,
     "blocks",
-    ipam::reclaim::DIRECTORY,
+    ipam::owned::DIRECTORY,
     EXCLUSIVE_HCAS,
     NODE_ADDRESSES,
     memory::FILE,
@@ -151,26 +151,16 @@ pub(crate) fn free_leases(places: &Places) -> Vec<String> {
     let plugin = Plugin::load(&places.policy, &places.root, places.node.as_deref());
     let proc = places.root.join("proc");
     let mut said = Vec::new();
-    for name in plugin.policy().stores.keys() {
-        let store = match plugin.open_existing(name) {
-            Ok(Some(store)) => store,
-            Ok(None) => continue,
-            Err(error) => {
-                said.push(format!("store {name}: {error}"));
-                continue;
-            }
-        };
-        match reclaim::free_leases(&plugin, &store, name, &proc) {
-            Ok(report) => {
-                let freed = report.freed.iter().map(|(lease, why)| {
-                    let why = why.as_str();
-                    format!("freed: {} of {}: {why}", lease.address, lease.holder)
-                });
-                said.extend(freed);
-                said.extend(report.failed);
-            }
-            Err(error) => said.push(format!("store {name}: {error}")),
+    match reclaim::free_leases(&plugin, &proc) {
+        Ok(report) => {
+            let freed = report.freed.iter().map(|(lease, why)| {
+                let why = why.as_str();
+                format!("freed: {} of {}: {why}", lease.address, lease.holder)
+            });
+            said.extend(freed);
+            said.extend(report.failed);
         }
+        Err(error) => said.push(format!("leases: {error}")),
     }
     said
 }

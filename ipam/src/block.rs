@@ -6,7 +6,6 @@
 //! of them. A range of few blocks is cut into single addresses, or a few nodes would have all of it.
 
 use crate::range::{Span, from_bits, spans_without};
-use crate::store::space_directory;
 use fnv::FnvHasher;
 use ipnetwork::IpNetwork;
 use node::policy::BlockLength;
@@ -82,12 +81,6 @@ impl AddressSpace {
         };
         let is_name = node::identity::is_name;
         (is_name(store) && name.is_none_or(is_name)).then(|| Self::new(store, name))
-    }
-
-    /// Name of what this node keeps of it: one directory entry.
-    #[must_use]
-    pub fn directory_name(&self) -> String {
-        space_directory(self.network_name.as_deref())
     }
 }
 

@@ -97,6 +97,8 @@ pub struct Config {
     pub routes: Vec<Route>,
     pub dns: Dns,
     pub ignored: Vec<String>,
+    /// What is done otherwise than by whereabouts.
+    pub notes: Vec<String>,
 }
 
 /// The name of the store a configuration uses, however wrong the rest of it is.
@@ -180,9 +182,13 @@ impl Config {
             routes,
             dns: keys.section("dns")?.decode()?,
             ignored: ignored(&ipam),
+            notes: Vec::new(),
         };
         read.check(&ipam)?;
-        Ok(read)
+        Ok(Self {
+            notes: read.notes(&reserved),
+            ..read
+        })
     }
 
     /// The gateway that goes with an address of the range of this number: that of the range alone, of
@@ -236,6 +242,24 @@ impl Config {
                 .with_details("correct it, or add a range of its family; a next hop of another family stands in routes"));
         }
         Ok(())
+    }
+
+    /// In profile compatible, the routers' and fixed addresses that whereabouts would lease to pods.
+    fn notes(&self, reserved: &[IpAddr]) -> Vec<String> {
+        if self.profile == Profile::Strict {
+            return Vec::new();
+        }
+        let would_lease = |address: &&IpAddr| {
+            let mut ranges = self.all_ranges();
+            ranges.any(|range| range.subnet().contains(**address))
+        };
+        let addresses = reserved.iter().filter(would_lease);
+        let note = |address: &IpAddr| {
+            format!("{address} is a gateway, a next hop or one of ipam.addresses: it is not leased")
+        };
+        let mut notes: Vec<String> = addresses.map(note).collect();
+        notes.dedup();
+        notes
     }
 
     fn families(&self) -> impl Iterator<Item = bool> {

@@ -3,24 +3,28 @@
 //! A record has all that an order took at once: the holder once, and `leases`, a list of
 //! addresses.
 //!
-//! Pure. A record may have been written by anybody who can write to a shared
-//! store, so reading checks everything that is later used to build a path, and
-//! bounds every text.
+//! Pure. Reading checks everything that is later used to build a path, and bounds every text.
 
 use cni_wire::{ContainerId, IfName};
 use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
-use node::identity::{NodeIdentity, is_name};
+use node::identity::is_name;
 
 /// The largest record that is read, in bytes: 64 leases of a network with the longest name
 /// fit.
 pub const MAX_BYTES: u64 = 64 * 1024;
-/// What one file records: the leases that one owner took at once, at least one.
+/// What one file records: the leases that one attachment took at once, at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record(Vec<Lease>);
+pub struct Record {
+    leases: Vec<Lease>,
+    holder: Holder,
+    /// How old the boot was when they were taken.
+    pub since_boot: Duration,
+}
 
 /// One address, whose it is, and since when.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,19 +36,16 @@ pub struct Lease {
     /// The pool: the range's network.
     pub range: IpNetwork,
     /// Name of the store in the policy.
-    #[serde(default)]
     pub store: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_name: Option<String>,
     /// Whether the address is leased once in all ranges of the network name.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub overlapping: bool,
-    /// How many times the address has been leased, this time included.
-    pub generation: u64,
     /// Whether this very address was asked for.
     #[serde(default, skip_serializing_if = "is_false")]
     pub requested: bool,
-    /// Which part of its order it is, from 0.
+    /// Which address of its record it is, from 0.
     pub part: usize,
     #[serde(flatten)]
     pub holder: Holder,
@@ -64,11 +65,6 @@ pub struct Holder {
     pub container: String,
     pub interface: String,
     pub node: String,
-    /// The node's machine ID; empty where there is none.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub machine: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub boot: String,
     /// Path of the network namespace, as the runtime gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
@@ -91,7 +87,7 @@ pub struct Pod {
 
 /// Why a record cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LeaseError {
+pub enum RecordError {
     /// Empty: what a crash of the machine leaves of a file that was not synced.
     #[error("the record is empty")]
     Empty,
@@ -126,17 +122,6 @@ impl fmt::Display for Pod {
     }
 }
 
-impl Holder {
-    /// Whether the lease was made on this machine in its present boot, whatever the node was called
-    /// then. The machine ID distinguishes nodes that are containers of one kernel.
-    #[must_use]
-    pub fn is_of_this_boot(&self, node: &NodeIdentity) -> bool {
-        let unknown = self.machine.is_empty() || node.machine.is_empty();
-        let same_boot = !self.boot.is_empty() && self.boot == node.boot;
-        same_boot && (unknown || self.machine == node.machine)
-    }
-}
-
 /// As in messages: `pod a/b (net1, container 0123456789ab) on node n`.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -156,6 +141,7 @@ struct OrderText {
     #[serde(flatten)]
     holder: Holder,
     created: jiff::Timestamp,
+    since_boot_ms: u64,
     leases: Vec<AddressText>,
 }
 
@@ -166,16 +152,13 @@ struct AddressText {
     address: IpAddr,
     prefix: u8,
     range: IpNetwork,
-    #[serde(default)]
     store: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network_name: Option<String>,
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     overlapping: bool,
-    generation: u64,
     #[serde(default, skip_serializing_if = "is_false")]
     requested: bool,
-    part: usize,
 }
 
 impl AddressText {
@@ -187,13 +170,11 @@ impl AddressText {
             store: lease.store.clone(),
             network_name: lease.network_name.clone(),
             overlapping: lease.overlapping,
-            generation: lease.generation,
             requested: lease.requested,
-            part: lease.part,
         }
     }
 
-    fn lease(self, holder: &Holder, created: jiff::Timestamp) -> Lease {
+    fn lease(self, part: usize, holder: &Holder, created: jiff::Timestamp) -> Lease {
         Lease {
             address: self.address,
             prefix: self.prefix,
@@ -201,9 +182,8 @@ impl AddressText {
             store: self.store,
             network_name: self.network_name,
             overlapping: self.overlapping,
-            generation: self.generation,
             requested: self.requested,
-            part: self.part,
+            part,
             holder: holder.clone(),
             created,
         }
@@ -211,33 +191,34 @@ impl AddressText {
 }
 
 impl Record {
-    /// A record of leases of one holder; `None` without any.
+    /// A record of leases of one holder, taken when the boot was so old; `None` without any.
     #[must_use]
-    pub fn of(leases: Vec<Lease>) -> Option<Self> {
-        (!leases.is_empty()).then_some(Self(leases))
+    pub fn of(leases: Vec<Lease>, since_boot: Duration) -> Option<Self> {
+        Some(Self {
+            holder: leases.first()?.holder.clone(),
+            leases,
+            since_boot,
+        })
     }
 
     #[must_use]
     pub fn leases(&self) -> &[Lease] {
-        &self.0
+        &self.leases
     }
 
-    /// Whose they are: all leases of a record are one attachment's.
+    /// Whose they are.
     #[must_use]
     pub fn holder(&self) -> &Holder {
-        // There is at least one lease.
-        match self.0.first() {
-            Some(lease) => &lease.holder,
-            None => unreachable!(),
-        }
+        &self.holder
     }
 
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let text = self.0.first().map(|first| OrderText {
-            holder: first.holder.clone(),
+        let text = self.leases.first().map(|first| OrderText {
+            holder: self.holder.clone(),
             created: first.created,
-            leases: self.0.iter().map(AddressText::of).collect(),
+            since_boot_ms: u64::try_from(self.since_boot.as_millis()).unwrap_or(u64::MAX),
+            leases: self.leases.iter().map(AddressText::of).collect(),
         });
         // Neither maps with other keys than text nor failing serializers in here.
         let mut bytes = serde_json::to_vec_pretty(&text).unwrap_or_default();
@@ -248,26 +229,28 @@ impl Record {
     /// Reads and checks a file's content.
     ///
     /// # Errors
-    /// [`LeaseError`]: whatever a truncated, foreign or hostile file may hold.
-    pub fn decode(bytes: &[u8]) -> Result<Self, LeaseError> {
+    /// [`RecordError`]: whatever a truncated or foreign file may hold.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
         if bytes.iter().all(u8::is_ascii_whitespace) {
-            return Err(LeaseError::Empty);
+            return Err(RecordError::Empty);
         }
         let text: OrderText =
-            serde_json::from_slice(bytes).map_err(|e| LeaseError::Decode(e.to_string()))?;
+            serde_json::from_slice(bytes).map_err(|e| RecordError::Decode(e.to_string()))?;
         let (holder, created) = (text.holder, text.created);
-        let leases = text.leases.into_iter();
-        let leases: Vec<Lease> = leases.map(|lease| lease.lease(&holder, created)).collect();
+        let leases = text.leases.into_iter().enumerate();
+        let leases: Vec<Lease> = leases
+            .map(|(part, lease)| lease.lease(part, &holder, created))
+            .collect();
         leases.iter().try_for_each(Lease::check)?;
-        Self::of(leases).ok_or(LeaseError::None)
+        Self::of(leases, Duration::from_millis(text.since_boot_ms)).ok_or(RecordError::None)
     }
 }
 
 impl Lease {
-    fn check(&self) -> Result<(), LeaseError> {
+    fn check(&self) -> Result<(), RecordError> {
         let wrong = |field, value: &dyn ToString| {
             let value = value.to_string().chars().take(80).collect();
-            Err(LeaseError::Field { field, value })
+            Err(RecordError::Field { field, value })
         };
         let holder = &self.holder;
         if !self.range.contains(self.address) {
@@ -275,6 +258,9 @@ impl Lease {
         }
         if self.prefix > if self.address.is_ipv4() { 32 } else { 128 } {
             return wrong("prefix", &self.prefix);
+        }
+        if !is_name(&self.store) {
+            return wrong("store", &self.store);
         }
         if let Some(name) = self.network_name.as_deref().filter(|name| !is_name(name)) {
             return wrong("networkName", &name);
@@ -287,9 +273,6 @@ impl Lease {
         }
         if !is_name(&holder.node) {
             return wrong("node", &holder.node);
-        }
-        if self.generation == 0 {
-            return wrong("generation", &self.generation);
         }
         Ok(())
     }
@@ -309,7 +292,6 @@ pub(crate) mod tests {
             store: "default".into(),
             network_name: None,
             overlapping: true,
-            generation: 1,
             requested: false,
             part: 0,
             holder: Holder {
@@ -322,8 +304,6 @@ pub(crate) mod tests {
                 container: "0123456789abcdef".into(),
                 interface: "net1".into(),
                 node: "gpu-7".into(),
-                machine: String::new(),
-                boot: "b".into(),
                 netns: Some("/run/netns/x".into()),
                 netns_inode: Some(4_026_532_000),
                 device: Some("0000:3b:00.1".into()),
@@ -332,19 +312,23 @@ pub(crate) mod tests {
         }
     }
 
+    fn of(leases: Vec<Lease>) -> Record {
+        Record::of(leases, Duration::from_secs(7)).unwrap()
+    }
+
     fn one(address: &str, range: &str) -> Record {
-        Record(vec![lease(address, range)])
+        of(vec![lease(address, range)])
     }
 
     /// Eight addresses, as one order has them.
     fn order() -> Record {
-        let part = |part| Lease {
+        let part = |part: usize| Lease {
             part,
             network_name: (part % 2 == 1).then(|| "blue".into()),
             overlapping: part != 3,
             ..lease(&format!("10.0.{part}.5"), &format!("10.0.{part}.0/24"))
         };
-        Record((0..8).map(part).collect())
+        of((0..8).map(part).collect())
     }
 
     #[test]
@@ -381,7 +365,6 @@ pub(crate) mod tests {
         widest.network_name = Some(long.clone());
         widest.overlapping = false;
         widest.requested = true;
-        widest.generation = u64::MAX;
         let holder = &mut widest.holder;
         (holder.network, holder.node) = (long.clone(), long.clone());
         holder.container = "c".repeat(200);
@@ -392,11 +375,7 @@ pub(crate) mod tests {
             name: long.clone(),
             uid: Some(long),
         });
-        let part = |part| Lease {
-            part,
-            ..widest.clone()
-        };
-        let text = Record((0..64).map(part).collect()).encode();
+        let text = of(vec![widest; 64]).encode();
         assert!(text.len() as u64 <= MAX_BYTES, "{} bytes", text.len());
         assert_eq!(Record::decode(&text).unwrap().leases().len(), 64);
     }
@@ -407,6 +386,7 @@ pub(crate) mod tests {
         for (key, value) in [
             ("address", "10.0.9.5"),
             ("networkName", "../.."),
+            ("store", "a/b"),
             ("container", "../../etc/passwd"),
             ("container", ""),
             ("interface", "a/b"),
@@ -421,7 +401,7 @@ pub(crate) mod tests {
             }
             let refused = Record::decode(bad.to_string().as_bytes());
             let found = match &refused {
-                Err(LeaseError::Field { value, .. }) => value,
+                Err(RecordError::Field { value, .. }) => value,
                 other => panic!("{key} {value}: {other:?}"),
             };
             assert_eq!(found, value, "{key}");
@@ -429,14 +409,14 @@ pub(crate) mod tests {
         let mut bad = order.clone();
         bad["leases"][7]["prefix"] = 33.into();
         assert!(Record::decode(bad.to_string().as_bytes()).is_err());
-        assert_eq!(Record::decode(b" \n"), Err(LeaseError::Empty));
+        assert_eq!(Record::decode(b" \n"), Err(RecordError::Empty));
         for text in [&b"{}"[..], b"[]", b"null", b"{\"leases\": 7}"] {
-            assert!(matches!(Record::decode(text), Err(LeaseError::Decode(_))));
+            assert!(matches!(Record::decode(text), Err(RecordError::Decode(_))));
         }
         let mut none = order;
         none["leases"] = serde_json::json!([]);
         let none = Record::decode(none.to_string().as_bytes());
-        assert_eq!(none, Err(LeaseError::None));
+        assert_eq!(none, Err(RecordError::None));
     }
 
     #[test]

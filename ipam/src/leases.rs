@@ -7,6 +7,7 @@
 //! <space>/<subnet>/<byte>         a further name of the record's file: the address is leased
 //! <space>/<subnet>/<byte>-<ms>    freed, when the boot was so old
 //! <space>/ranges                  the ranges in use: for people, and where to look first
+//! new, seen                       a record that is written; what reclaim saw once
 //! ```
 //! They end with the boot, as the namespaces of pods do, so they are in `/run`, where no policy moves
 //! them, and nothing is synced. One record has all addresses of an attachment, whatever their spaces;
@@ -39,7 +40,7 @@ mod tests;
 pub use error::{LeaseError, Need};
 pub use list::{Checkup, Finding, Listed};
 pub use name::{LeaseSpace, Use};
-pub use ranges::Pool;
+pub use ranges::{Noted, Pool};
 pub use take::{AddressRequest, Order, Ownership, Refused};
 
 use crate::block::AddressSpace;
@@ -127,6 +128,15 @@ impl Leases {
         self.dir.path()
     }
 
+    /// Whether an address of a space was leased, and its directory is there still.
+    pub(crate) fn has_directory(&self, space: &AddressSpace) -> bool {
+        let of = LeaseSpace {
+            space: space.clone(),
+            alone: None,
+        };
+        matches!(self.dir.inode(&of.directory()), Ok(Some(_)))
+    }
+
     fn lock(&self) -> Result<Lock, LeaseError> {
         Lock::take(&self.dir.path().join(LOCK), lock::LIMIT)
     }
@@ -159,7 +169,7 @@ impl Leases {
             path: self.dir.path().join(path),
             what: error.to_string(),
         })?;
-        let holder = &record.holder();
+        let holder = record.holder();
         Ok(Some(RecordFile {
             name: name::record(&holder.container, &holder.interface),
             record,
@@ -205,10 +215,8 @@ impl Leases {
     /// The spaces that have a directory.
     fn spaces(&self) -> Result<Vec<LeaseSpace>, LeaseError> {
         let names = self.dir.names(".")?.unwrap_or_default();
-        let other = [LOCK, RECORDS, ASIDE];
-        let names = names.iter().filter(|name| !other.contains(&name.as_str()));
-        let mut spaces: Vec<LeaseSpace> =
-            names.filter_map(|name| LeaseSpace::parse(name)).collect();
+        let spaces = names.iter().filter_map(|name| LeaseSpace::parse(name));
+        let mut spaces: Vec<LeaseSpace> = spaces.collect();
         spaces.sort();
         Ok(spaces)
     }

@@ -28,7 +28,9 @@ fn main() -> ExitCode {
             let policy = std::env::var_os("RDMA_NETDEV_POLICY").map(PathBuf::from);
             let policy = policy.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
             let node = std::env::var("RDMA_NODE_NAME").ok();
-            let (root, started) = (Path::new("/"), Instant::now());
+            let root = std::env::var_os("RDMA_HOST_ROOT").map(PathBuf::from);
+            let root = root.as_deref().unwrap_or(Path::new("/"));
+            let started = Instant::now();
             let answer = Plugin::load(policy, root, node.as_deref()).serve(request);
             let code = answer.as_ref().err().map(|error| error.code);
             let file = calls::file_of(root, "rdma-ipam");

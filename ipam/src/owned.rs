@@ -232,6 +232,13 @@ impl Owned {
         }
     }
 
+    /// Whether an address is in one of the parts.
+    #[must_use]
+    pub fn covers(&self, address: IpAddr, node: &str, boot: &str) -> bool {
+        let mut parts = self.usable(node, boot);
+        parts.any(|(cidr, _)| cidr.contains(address))
+    }
+
     /// Whether the node may lease an address of a range, also one that the range excludes. It never
     /// leases the gateway of its network.
     #[must_use]
@@ -339,7 +346,7 @@ mod tests {
         std::fs::write(subnet.join("99"), "").unwrap();
         let alone = leases.open_subnet_of_test("default+blue+10.0.0.0-24", "10.0.0");
         std::fs::write(alone.join("18"), "").unwrap();
-        let other = leases.open_subnet_of_test("default", "10.0.0");
+        let other = leases.open_subnet_of_test("default+", "10.0.0");
         std::fs::write(other.join("19"), "").unwrap();
         let used = change(&leases, &place.state(), &space(), |owned, leased| {
             let used = leased.of(cidr("10.0.0.16/28")).unwrap();

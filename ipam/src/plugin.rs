@@ -2,30 +2,31 @@
 //! process, for `rdma-netdev`.
 //!
 //! # Killed at any point
-//! Everything that lasts is the store's, and each of its steps can be followed
-//! by the owner's next call (see [`crate::store`]): a repeated ADD takes up what
+//! Everything that lasts is in the node's leases (see [`crate::leases`]): a repeated ADD begins anew what
 //! the first one left, DEL removes it. An ADD that fails gives back what it took.
 
 mod add;
-mod answer;
-mod blocks;
 mod bounds;
 mod holder;
+mod supply;
 
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::lease::{Holder, Lease};
+use crate::leases::{LeaseError, Leases, since_boot};
+use crate::owned::Owned;
 use crate::reclaim;
-use crate::store::{Store, StoreError};
-use answer::to_error;
-use blocks::{BROKER_SOCKET, Broker, Fault};
+use add::Rules;
 use cni_wire::{CniResult, Code, Command, Error, Request, Version};
-use node::identity::NodeIdentity;
+use node::identity::{IdentityError, boot_id, is_name};
 use node::log::{Log, subject};
-use node::policy::{Policy, PolicyError};
+use node::policy::{Policy, PolicyError, StoreKind};
+use rustix::io::Errno;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use supply::Supply;
 
 /// Serves requests on this node, by its policy.
 #[derive(Debug)]
@@ -34,24 +35,20 @@ pub struct Plugin {
     fault: Option<PolicyError>,
     root: PathBuf,
     node: String,
-    cluster_node: bool,
     log: Log,
 }
 
 impl Plugin {
-    /// By a policy that was read. `root` is the prefix of `/proc` and `/etc` (`/`
+    /// By a policy that was read. `root` is the prefix of the host's `/proc` and `/run` (`/`
     /// on a live host); `node` the value of `RDMA_NODE_NAME`, if there is one.
     #[must_use]
     pub fn new(policy: Policy, root: &Path, node: Option<&str>) -> Self {
-        let by_the_cluster = node.filter(|name| !name.is_empty());
-        let node = policy.node_name(node);
         Self {
-            cluster_node: by_the_cluster == Some(node.as_str()),
+            node: policy.node_name(node),
             log: Log::new(&policy.log, "rdma-ipam", ""),
             policy,
             fault: None,
             root: root.to_owned(),
-            node,
         }
     }
 
@@ -109,12 +106,17 @@ impl Plugin {
                 "set rail, or devices to all, in a network of rdma-netdev; or use range and ipRanges",
             ));
         }
-        let store = self.open(&config.store)?;
-        self.warn(request, &config, &store);
-        let holder = self.holder(request, store.node())?;
-        let request_excluded = self.policy.allow.request_excluded;
-        let broker = self.broker();
-        let all = add::add(request, &config, &store, &broker, &holder, request_excluded)?;
+        let at = || format!("use store {:?}", config.store);
+        let supply = Supply::of(&self.policy, &config.store, &self.root);
+        let supply = supply.map_err(|e| to_error(&e, at()))?;
+        self.warn(request, &config);
+        let leases = self.leases()?;
+        if supply.is_node_alone() {
+            self.check_local(&config, &leases)
+                .map_err(|e| to_error(&e, at()))?;
+        }
+        let holder = self.holder(request)?;
+        let all = add::add(request, &config, &leases, &supply, &holder, self.rules())?;
         Ok(match rails {
             Some(rails) => add::by_interface(&config, all, rails.len()),
             None => vec![all],
@@ -145,69 +147,30 @@ impl Plugin {
     }
 
     /// DEL: frees every address that the container's interface has of this network. Needs nothing of
-    /// the configuration but the names of network and store; what is gone already is not an error. What
-    /// the policy's store does not have is freed in those that this node used before under the
-    /// name.
+    /// the configuration but the name of the network, and nothing of the policy; what is gone already is
+    /// not an error.
     ///
     /// # Errors
-    /// Code 105, or 11 where another try may help: the lease is still there, or the policy cannot be
-    /// read and no lease was found where it may be.
+    /// Code 105, or 11 where another try may help: the lease is still there.
     pub fn del(&self, request: &Request) -> Result<(), Error> {
         let id = request.attachment()?;
-        let name = config::store_name(&request.config);
-        let log = self.log.about(&subject(request));
-        let release = |store: &Store| -> Result<bool, Error> {
-            let (freed, strange) = store
-                .give_back(
-                    id.container_id.as_str(),
-                    id.ifname.as_str(),
-                    &request.config.name,
-                )
-                .map_err(|e| to_error(&e, format_args!("free the addresses of {id}")))?;
-            for record in strange {
-                log.warn(format_args!(
-                    "free the addresses of {id}: {record}; see rdmactl addresses fsck"
-                ));
-            }
-            Ok(!freed.is_empty())
-        };
-        let current = self.open_existing(&name)?;
-        if let Some(store) = &current
-            && release(store)?
-        {
+        let attempt = || format!("free the addresses of {id}");
+        let container = id.container_id.as_str();
+        let (Some(leases), true) = (
+            self.leases_if_any()?,
+            container.len() <= MAX_CONTAINER_BYTES,
+        ) else {
             return Ok(());
-        }
-        let node = self.identity()?;
-        let mut used = current.is_some();
-        let mut unreachable = None;
-        for store in Store::open_remembered(&self.policy, &name, &node) {
-            match store {
-                Ok(store) => {
-                    used = true;
-                    if release(&store)? {
-                        return Ok(());
-                    }
-                }
-                Err(e) => {
-                    log.warn(format_args!(
-                        "free the addresses of {id}: a previous store {name:?}: {e}"
-                    ));
-                    unreachable = unreachable.or(Some(e));
-                }
-            }
-        }
-        // None of those that this node used could be asked.
-        if let Some(e) = unreachable.filter(|_| !used) {
-            return Err(to_error(&e, format_args!("free the addresses of {id}")));
-        }
-        match &self.fault {
-            Some(fault) => Err(Error::new(
-                Code::TryAgain,
-                format!("free the addresses of {id}: nothing was found to free: {fault}"),
+        };
+        leases
+            .release(
+                container,
+                id.ifname.as_str(),
+                &request.config.name,
+                self.policy.ipam.cooldown,
             )
-            .with_details(fault.remedy())),
-            None => Ok(()),
-        }
+            .map(drop)
+            .map_err(|e| to_error(&e, attempt()))
     }
 
     /// CHECK: the leases are there and are those of `prevResult`; of an attachment with several
@@ -222,10 +185,11 @@ impl Plugin {
             Error::new(Code::InvalidConfig, "CHECK without prevResult")
                 .with_details("the runtime passes the result of ADD")
         })?;
-        let store = self.open(&config.store)?;
         let id = request.attachment()?;
-        let mut held = store
-            .held(id.container_id.as_str(), id.ifname.as_str())
+        let held = |leases: Leases| leases.held(id.container_id.as_str(), id.ifname.as_str());
+        let mut held = self
+            .leases_if_any()?
+            .map_or(Ok(Vec::new()), held)
             .map_err(|e| to_error(&e, format_args!("find the addresses of {id}")))?;
         for range in &config.ranges {
             let of_range = |lease: &Lease| {
@@ -266,23 +230,18 @@ impl Plugin {
             .config(request)
             .and_then(|config| config.for_all_rails());
         let config = config.map_err(unavailable)?;
-        let store = self.open(&config.store).map_err(unavailable)?;
-        let at = format!("use store {:?}", config.store);
-        store
-            .check_writable()
-            .map_err(|e| unavailable(to_error(&e, &at)))?;
-        let holder = self.anybody(request, store.node());
-        let order = add::order(&config, &holder, &[]);
-        self.broker()
-            .supply(|| store.room(&order))
-            .map_err(|fault| match fault {
-                Fault::Store(refused) => unavailable(to_error(&refused.error, &at)),
-                Fault::Broker(error) => unavailable(error),
-            })
+        let at = || format!("use store {:?}", config.store);
+        let failed = |e: LeaseError| unavailable(to_error(&e, at()));
+        let supply = Supply::of(&self.policy, &config.store, &self.root).map_err(failed)?;
+        let leases = self.leases_if_any().map_err(unavailable)?;
+        let holder = self.anybody(request);
+        let order = add::order(&config, &holder, &[], self.rules().cooldown);
+        let order = supply.without_static(order);
+        supply.check(&order, leases.as_ref()).map_err(failed)
     }
 
     /// GC: frees this node's leases of the network that are not in the list of
-    /// valid attachments. Without a list nothing is freed.
+    /// valid attachments, and are older than this call. Without a list nothing is freed.
     ///
     /// # Errors
     /// Code 105 with what could not be freed; everything else was.
@@ -290,8 +249,8 @@ impl Plugin {
         let Some(valid) = request.config.valid_attachments()? else {
             return Ok(());
         };
-        let name = config::store_name(&request.config);
-        let Some(store) = self.open_existing(&name)? else {
+        let since = since_boot();
+        let Some(leases) = self.leases_if_any()? else {
             return Ok(());
         };
         let network = &request.config.name;
@@ -302,8 +261,9 @@ impl Plugin {
             })
         };
         let attempt = format!("collect garbage of network {network}");
-        let report =
-            reclaim::keep_only(&store, network, &listed).map_err(|e| to_error(&e, &attempt))?;
+        let cooldown = self.policy.ipam.cooldown;
+        let report = reclaim::keep_only(&leases, network, &listed, since, cooldown)
+            .map_err(|e| to_error(&e, &attempt))?;
         if report.failed.is_empty() {
             return Ok(());
         }
@@ -314,38 +274,101 @@ impl Plugin {
         .with_details(format!("{} leases were freed", report.freed.len())))
     }
 
-    /// Opens a store of the policy, made if it is new.
-    pub fn open(&self, name: &str) -> Result<Store, Error> {
-        self.trusted_policy()?;
-        let node = self.identity()?;
-        Store::open(&self.policy, name, node, &self.root)
-            .map_err(|e| to_error(&e, format_args!("open store {name:?}")))
+    /// The leases of this node; their directory is made where it is missing.
+    fn leases(&self) -> Result<Leases, Error> {
+        let leases = Leases::open(&self.root, &self.boot()?);
+        leases.map_err(|e| to_error(&e, "open the leases of this node"))
     }
 
-    /// Makes a directory of the policy a store, if it is none yet.
-    pub fn init(&self, name: &str) -> Result<Store, Error> {
-        self.trusted_policy()?;
-        let node = self.identity()?;
-        Store::init(&self.policy, name, node, &self.root)
-            .map_err(|e| to_error(&e, format_args!("make store {name:?}")))
-    }
-
-    /// Opens a store of the policy if it is there.
+    /// The same; none where there were none in this boot.
     ///
     /// # Errors
-    /// When it may be there, but cannot be reached.
-    pub fn open_existing(&self, name: &str) -> Result<Option<Store>, Error> {
-        let node = self.identity()?;
-        match Store::open_existing(&self.policy, name, node) {
-            // Nothing can have been leased in a store that is not configured.
-            Err(StoreError::Unknown { .. }) => Ok(None),
-            other => other.map_err(|e| to_error(&e, format_args!("open store {name:?}"))),
+    /// Code 105: they cannot be opened, or there is no boot ID.
+    pub fn leases_if_any(&self) -> Result<Option<Leases>, Error> {
+        let leases = Leases::open_existing(&self.root, &self.boot()?);
+        leases.map_err(|e| to_error(&e, "open the leases of this node"))
+    }
+
+    /// Whether this node may lease an address, by what it owns; of a store that it has alone, or that the
+    /// policy does not name, any.
+    ///
+    /// # Errors
+    /// What it owns cannot be read.
+    pub fn owns(&self, leases: &[Lease]) -> Result<impl Fn(&Lease) -> bool, LeaseError> {
+        let boot = boot_id(&self.root.join("proc"));
+        let mut owned: BTreeMap<(String, Option<String>), Owned> = BTreeMap::new();
+        for lease in leases {
+            let kind = self
+                .policy
+                .stores
+                .get(&lease.store)
+                .map(|store| &store.kind);
+            let key = (lease.store.clone(), lease.network_name.clone());
+            if matches!(kind, None | Some(StoreKind::File { shared: false, .. }))
+                || owned.contains_key(&key)
+            {
+                continue;
+            }
+            let space = crate::block::AddressSpace::new(&key.0, key.1.as_deref());
+            owned.insert(key, Owned::read(&self.policy.state_dir, &space)?);
+        }
+        let node = self.node.clone();
+        Ok(move |lease: &Lease| {
+            let key = (lease.store.clone(), lease.network_name.clone());
+            let owned = owned.get(&key);
+            owned.is_none_or(|owned| owned.covers(lease.address, &node, &boot))
+        })
+    }
+
+    /// Refuses a store that other nodes use, too, and that the policy does not call shared: two nodes
+    /// would lease the same addresses. It is looked at when the first address of a space is leased.
+    fn check_local(&self, config: &Config, leases: &Leases) -> Result<(), LeaseError> {
+        let name = config.network_name.as_deref();
+        let space = crate::block::AddressSpace::new(&config.store, name);
+        let Some(store) = self.policy.stores.get(&config.store) else {
+            return Ok(());
+        };
+        if leases.has_directory(&space) {
+            return Ok(());
+        }
+        match rustix::fs::statfs(&store.directory) {
+            Ok(found) => match SHARED.iter().find(|(magic, _)| is_magic(&found, *magic)) {
+                None => Ok(()),
+                Some((_, file_system)) => Err(LeaseError::NotLocal {
+                    name: config.store.clone(),
+                    path: store.directory.clone(),
+                    file_system: (*file_system).to_owned(),
+                }),
+            },
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+            Err(source) => Err(LeaseError::Io {
+                attempt: "read the file system of",
+                path: store.directory.clone(),
+                source,
+            }),
         }
     }
 
-    fn broker(&self) -> Broker {
-        Broker {
-            socket: self.root.join(BROKER_SOCKET),
+    fn rules(&self) -> Rules {
+        Rules {
+            request_excluded: self.policy.allow.request_excluded,
+            cooldown: self.policy.ipam.cooldown,
+        }
+    }
+
+    /// This boot, in which leases are made.
+    fn boot(&self) -> Result<String, Error> {
+        let failed = |error: IdentityError| to_error(&error.into(), "identify this node");
+        if !is_name(&self.node) {
+            return Err(failed(IdentityError::Name(self.node.clone())));
+        }
+        let proc = self.root.join("proc");
+        match boot_id(&proc) {
+            boot if boot.is_empty() => Err(failed(IdentityError::Boot {
+                path: proc,
+                source: std::io::ErrorKind::NotFound.into(),
+            })),
+            boot => Ok(boot),
         }
     }
 
@@ -363,26 +386,16 @@ impl Plugin {
         }
     }
 
-    /// Whether this node's name is the one that the cluster gave it (`RDMA_NODE_NAME`):
-    /// no two machines have it at a time.
+    /// This node's name.
     #[must_use]
-    pub fn is_cluster_node(&self) -> bool {
-        self.cluster_node
+    pub fn node(&self) -> &str {
+        &self.node
     }
 
-    /// This machine, as leases name it.
-    ///
-    /// # Errors
-    /// Code 105: no boot ID, or a name that cannot be used.
-    pub fn identity(&self) -> Result<NodeIdentity, Error> {
-        NodeIdentity::read(&self.root, &self.node)
-            .map_err(|e| to_error(&e.into(), "identify this node"))
-    }
-
-    fn warn(&self, request: &Request, config: &Config, store: &Store) {
+    fn warn(&self, request: &Request, config: &Config) {
         let log = self.log.about(&subject(request));
-        for warning in store.warnings() {
-            log.warn(format_args!("store {:?}: {warning}", config.store));
+        for note in &config.notes {
+            log.warn(format_args!("profile compatible: {note}"));
         }
         if !config.ignored.is_empty() {
             let keys = config.ignored.join(", ");
@@ -390,5 +403,52 @@ impl Plugin {
                 "ignored: {keys}; leases are where the node's policy says"
             ));
         }
+    }
+}
+
+/// A longer container ID is refused by ADD: with the interface it names a file.
+const MAX_CONTAINER_BYTES: usize = 200;
+
+/// File systems of several machines: magic numbers of statfs(2) and names.
+const SHARED: [(u32, &str); 9] = [
+    (0x6969, "nfs"),
+    (0x00C3_6400, "ceph"),
+    (0xFF53_4D42, "cifs"),
+    (0xFE53_4D42, "smb3"),
+    (0x6573_5546, "fuse"),
+    (0x0BD0_0BD3, "lustre"),
+    (0x4750_4653, "gpfs"),
+    (0x0116_1970, "gfs2"),
+    (0x7461_636F, "ocfs2"),
+];
+
+fn is_magic(found: &rustix::fs::StatFs, magic: u32) -> bool {
+    // 32 bits, in a field whose width and sign are the architecture's.
+    u32::try_from(i128::from(found.f_type) & 0xFFFF_FFFF) == Ok(magic)
+}
+
+/// The CNI error for what failed, with what was attempted and what to do.
+pub(crate) fn to_error(error: &LeaseError, attempt: impl Display) -> Error {
+    Error::new(code(error), format!("{attempt}: {error}")).with_details(error.remedy())
+}
+
+fn code(error: &LeaseError) -> Code {
+    match error {
+        LeaseError::Io { source, .. } => match *source {
+            Errno::AGAIN | Errno::INTR | Errno::NFILE | Errno::MFILE => Code::TryAgain,
+            _ => Code::State,
+        },
+        LeaseError::Locked { .. } | LeaseError::NeedsRoom(_) | LeaseError::Overtaken { .. } => {
+            Code::TryAgain
+        }
+        LeaseError::UnknownStore { .. } | LeaseError::NotLocal { .. } => Code::Policy,
+        LeaseError::Held { .. } | LeaseError::OfThisNode { .. } | LeaseError::Exhausted { .. } => {
+            Code::Exhausted
+        }
+        LeaseError::Oversize { .. } => Code::InvalidConfig,
+        LeaseError::Untrusted(_)
+        | LeaseError::Owned(_)
+        | LeaseError::NotARecord { .. }
+        | LeaseError::Node(_) => Code::State,
     }
 }

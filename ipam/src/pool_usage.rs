@@ -1,10 +1,12 @@
-//! How full the pools of a store are.
+//! How full the ranges are that this node leases from.
 
+use crate::leases::{LeaseError, LeaseSpace, Leases, Pool, Use, since_boot};
+use ipnetwork::IpNetwork;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::store::{Pool, Store, StoreError};
-
-/// What is used of a pool, in addresses.
+/// What is used of a range, in addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub used: u128,
@@ -12,7 +14,7 @@ pub struct Usage {
     pub used_by_others: u128,
     /// Its addresses that are leased, by whichever range.
     pub taken: u128,
-    /// Its addresses that rest after a release.
+    /// Its addresses that cool down after a release.
     pub cooling_down: u128,
 }
 
@@ -26,42 +28,53 @@ impl Usage {
     }
 }
 
-/// Each lease counts in one pool: in that which its record names. Only where several
-/// pools have its address, the record is read.
-pub fn usage(store: &Store, pools: &[Pool], cooldown: Duration) -> Result<Vec<Usage>, StoreError> {
-    let now = u128::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0);
+/// Each lease counts in one range: in that which its record names. Records are read only where several
+/// ranges of a space are in use.
+///
+/// # Errors
+/// The leases cannot be read.
+pub fn usage(
+    leases: &Leases,
+    pools: &[Pool],
+    cooldown: Duration,
+) -> Result<Vec<Usage>, LeaseError> {
     let mut counts: Vec<Usage> = pools.iter().map(|_| Usage::default()).collect();
-    store.entries(false, |entry| {
-        let is_of = |pool: &Pool| {
-            pool.network_name == entry.network_name && entry.may_be_of(pool.range, pool.overlapping)
+    let several = pools.iter().enumerate().any(|(number, pool)| {
+        let mut before = pools.iter().take(number);
+        before.any(|other| other.space == pool.space)
+    });
+    let mut ranges: BTreeMap<(LeaseSpace, IpAddr), IpNetwork> = BTreeMap::new();
+    if several {
+        let listed = leases.list()?.leases.into_iter();
+        let of = |lease: crate::lease::Lease| {
+            let space = LeaseSpace::of_lease(&lease);
+            ((space, lease.address), lease.range)
         };
-        let several = pools.iter().filter(|pool| is_of(pool)).count() > 1;
-        let range = match several && entry.freed.is_none() {
-            true => entry.range(),
-            false => None,
-        };
-        for (pool, counts) in pools
-            .iter()
-            .zip(&mut counts)
-            .filter(|(pool, _)| is_of(pool))
-        {
-            let gives = u128::from(pool.contains(entry.address));
-            match entry.freed {
-                None if !several || range == Some(pool.range) => {
+        ranges = listed.map(of).collect();
+    }
+    let now = since_boot();
+    leases.entries(|space, address, used| {
+        let range = several
+            .then(|| ranges.get(&(space.clone(), address)))
+            .flatten();
+        let of_space = pools.iter().zip(&mut counts);
+        for (pool, counts) in of_space.filter(|(pool, _)| pool.space == *space) {
+            let gives = u128::from(pool.contains(address));
+            match used {
+                Use::Leased if !several || range == Some(&pool.range) => {
                     counts.used += 1;
                     counts.taken += gives;
                 }
-                None => {
+                Use::Leased => {
                     counts.used_by_others += gives;
                     counts.taken += gives;
                 }
-                Some(freed) if u128::from(freed).abs_diff(now) < cooldown.as_millis() => {
+                Use::Freed(at) if now.saturating_sub(at) < cooldown => {
                     counts.cooling_down += gives;
                 }
-                Some(_) => {}
+                Use::Freed(_) => {}
             }
         }
-        Ok(())
     })?;
     Ok(counts)
 }

@@ -34,8 +34,8 @@ pub struct Spec<'a> {
     pub end: Option<&'a str>,
     /// `exclude`: addresses, CIDRs and, in the strict profile, `start-end`.
     pub exclude: &'a [&'a str],
-    /// Addresses that other machines have, as the gateway, or that the network itself gives: the
-    /// strict profile never leases them.
+    /// Addresses that other machines have, as the gateway, or that the network itself gives:
+    /// they are never leased.
     pub reserved: &'a [IpAddr],
     /// `perNode`.
     pub per_node: Option<PerNode>,
@@ -114,7 +114,7 @@ impl Range {
         let reserved = spec.reserved.iter();
         taken.extend(
             reserved
-                .filter(|address| strict && subnet.contains(**address))
+                .filter(|address| subnet.contains(**address))
                 .map(|address| Span::single(bits(*address))),
         );
         let spans = span::without(window, taken);

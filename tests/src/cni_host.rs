@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use crate::bin_under_test;
 use crate::cni::Call;
+use crate::host_root;
 use crate::need::REFERENCE_PLUGINS;
 use crate::netns::Netns;
 
@@ -65,7 +66,14 @@ impl CniHost {
             thread::sleep(Duration::from_millis(10));
         }
         host.policy(&json!({}))?;
+        host_root::make(&host.root())?;
         Ok(host)
+    }
+
+    /// The directory that stands for the host's root.
+    #[must_use]
+    pub fn root(&self) -> PathBuf {
+        self.directory().join("host")
     }
 
     /// One more NIC, up, with its link-local address settled.
@@ -114,10 +122,8 @@ impl CniHost {
     /// # Errors
     /// The file cannot be written.
     pub fn policy(&self, keys: &Value) -> Result<()> {
-        fs::create_dir_all(self.directory().join("leases"))?;
         let mut policy = json!({
             "stateDir": self.state(),
-            "stores": {"default": {"type": "file", "directory": self.directory().join("leases")}},
             "allow": {"nonRdma": true, "virtual": true, "unallocated": true, "ipam": IPAM},
         });
         if let (Some(policy), Some(keys)) = (policy.as_object_mut(), keys.as_object()) {
@@ -141,7 +147,8 @@ impl CniHost {
         let mut call = Call::new(&self.plugin, container, pod.path(), ifname)
             .on_host(&self.netns)
             .env("RDMA_NETDEV_POLICY", self.directory().join("policy.json"))
-            .env("RDMA_NODE_NAME", "node-1");
+            .env("RDMA_NODE_NAME", "node-1")
+            .env("RDMA_HOST_ROOT", self.root());
         call.path.push(":");
         call.path.push(REFERENCE_PLUGINS);
         call
@@ -302,24 +309,14 @@ impl CniHost {
                 }
             }
         }
-        collect_leases(&self.directory().join("leases"), &mut found);
-        found
-    }
-}
-
-/// Every lease of our own store and its owner's entry; what rests after a release is no lease.
-fn collect_leases(directory: &Path, found: &mut BTreeMap<String, String>) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            collect_leases(&path, found);
-        } else {
-            let path = path.to_string_lossy().into_owned();
-            if path.contains("/owners/") || path.rsplit('/').next().is_some_and(|n| n.contains('@'))
-            {
-                found.insert(format!("lease {path}"), String::new());
+        for root in [self.root(), self.directory().join("root")] {
+            for path in host_root::files(&host_root::leases(&root)) {
+                if host_root::is_lease(&path) || path.to_string_lossy().contains("/records/") {
+                    found.insert(format!("lease {}", path.display()), String::new());
+                }
             }
         }
+        found
     }
 }
 

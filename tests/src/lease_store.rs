@@ -1,11 +1,9 @@
-//! A lease store of one case's own, and `rdma-ipam` called on it as by runtimes
-//! on several nodes.
+//! The leases of a machine of one case's own, and `rdma-ipam` called on it.
 //!
-//! Each node has a policy and a state directory; all share the store, as nodes
-//! share a mounted directory.
+//! A machine that was named anew has several nodes' names: each has a policy and a state directory.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
@@ -14,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::bin_under_test::product;
 use crate::cni::{Answer, answer};
+use crate::host_root;
 
 /// The store and what belongs to it; gone when dropped.
 #[derive(Debug)]
@@ -70,10 +69,14 @@ impl LeaseStore {
         })
     }
 
-    /// The store's directory.
+    /// The directory of the leases.
     #[must_use]
     pub fn directory(&self) -> PathBuf {
-        self.place.path().join("store")
+        host_root::leases(&self.root())
+    }
+
+    fn root(&self) -> PathBuf {
+        self.place.path().join("root")
     }
 
     /// Makes a node's policy.
@@ -83,11 +86,10 @@ impl LeaseStore {
     pub fn add_node(&self, node: &str) -> Result<()> {
         let policy = json!({
             "stateDir": self.state(node),
-            "stores": {"default": {"type": "file", "directory": self.directory()}},
             "ipam": {"cooldown": self.cooldown},
         });
         fs::create_dir_all(self.place.path().join("etc"))?;
-        fs::create_dir_all(self.directory())?;
+        host_root::make(&self.root())?;
         fs::write(self.policy(node), policy.to_string()).context("write the policy")
     }
 
@@ -113,6 +115,7 @@ impl LeaseStore {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("RDMA_NETDEV_POLICY", self.policy(&caller.node))
             .env("RDMA_NODE_NAME", &caller.node)
+            .env("RDMA_HOST_ROOT", self.root())
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", &caller.container)
             .env("CNI_IFNAME", "net1")
@@ -162,6 +165,7 @@ impl LeaseStore {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("RDMA_NETDEV_POLICY", self.policy(node))
             .env("RDMA_NODE_NAME", node)
+            .env("RDMA_HOST_ROOT", self.root())
             .args(arguments);
         wrapper
     }
@@ -208,22 +212,10 @@ impl LeaseStore {
         Ok(held)
     }
 
-    /// Names below a directory of the store that are no directories, for what is
-    /// left over.
+    /// Files below a directory of the leases, for what is left over.
     #[must_use]
     pub fn files(&self, below: &str) -> Vec<PathBuf> {
-        fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
-            for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-                match entry.file_type() {
-                    Ok(kind) if kind.is_dir() => walk(&entry.path(), found),
-                    _ => found.push(entry.path()),
-                }
-            }
-        }
-        let mut found = Vec::new();
-        walk(&self.directory().join(below), &mut found);
-        found.sort();
-        found
+        host_root::files(&self.directory().join(below))
     }
 }
 

@@ -16,6 +16,7 @@ pub mod cni;
 pub mod cni_host;
 pub mod daemon;
 pub mod harness;
+pub mod host_root;
 pub mod host_state;
 pub mod kubelet;
 pub mod lease_store;

@@ -394,9 +394,11 @@ impl Scene {
             .envs(std::env::vars_os().filter(|(name, _)| name == "PATH"))
             .env("RDMA_NETDEV_POLICY", self.policy_file())
             .env("RDMA_NODE_NAME", "node-1");
-        if self.hardware.is_some() {
-            command.env("RDMA_HOST_ROOT", self.host_root());
-        }
+        let root = match self.hardware {
+            Some(_) => self.host_root(),
+            None => self.host.root(),
+        };
+        command.env("RDMA_HOST_ROOT", root);
         command
     }
 

@@ -13,8 +13,6 @@
 mod admin;
 #[path = "ipam/formats.rs"]
 mod formats;
-#[path = "ipam/fsck.rs"]
-mod fsck;
 #[path = "ipam/hostile.rs"]
 mod hostile;
 #[path = "ipam/model.rs"]

@@ -42,7 +42,7 @@ impl Export {
                 read(&text).with_context(|| format!("read {place}"))?
             }
             None => match scope.open_used()?.1 {
-                Some(store) => Filter::default().leases(&store)?,
+                Some(leases) => Filter::default().leases(&leases, scope.store)?,
                 None => Vec::new(),
             },
         };

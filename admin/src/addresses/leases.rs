@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use clap::Args;
 use ipam::lease::Lease;
-use ipam::store::{Store, StoreError};
+use ipam::leases::{LeaseError, Leases, Listed};
 use ipnetwork::IpNetwork;
 use node::table::{age, cell};
 
@@ -49,30 +49,26 @@ impl Filter {
         Exit::Good
     }
 
-    pub(super) fn leases(&self, store: &Store) -> Result<Vec<Lease>, StoreError> {
-        let mut leases = Vec::new();
-        let findings = store.entries(true, |entry| {
-            match entry.record {
-                _ if entry.freed.is_some() => {}
-                Ok(lease) => leases.push(lease),
-                Err(why) => complain_of(&entry.path, &why),
-            }
-            Ok(())
-        })?;
+    pub(super) fn leases(&self, leases: &Leases, store: &str) -> Result<Vec<Lease>, LeaseError> {
+        let Listed {
+            leases: mut listed,
+            findings,
+        } = leases.list()?;
         for finding in findings {
             complain_of(&finding.path, &finding.what);
         }
+        listed.retain(|lease| lease.store == store);
         if let Some(pool) = self.pool
-            && !leases.iter().any(|lease| lease.range == pool)
-            && !store.pools()?.iter().any(|known| known.range == pool)
+            && !listed.iter().any(|lease| lease.range == pool)
+            && !leases.pools()?.iter().any(|known| known.range == pool)
         {
             complain(&format!(
-                "the store has no pool {pool}; rdmactl addresses lists them"
+                "no pool {pool} is in use here; rdmactl addresses lists them"
             ));
         }
-        leases.retain(|lease| self.means(lease));
-        leases.sort_by(|a, b| (&a.network_name, a.address).cmp(&(&b.network_name, b.address)));
-        Ok(leases)
+        listed.retain(|lease| self.means(lease));
+        listed.sort_by(|a, b| (&a.network_name, a.address).cmp(&(&b.network_name, b.address)));
+        Ok(listed)
     }
 
     fn means(&self, lease: &Lease) -> bool {

@@ -1,21 +1,26 @@
-//! How full the pools of a store are.
+//! How full the ranges are that this node leases from.
 
 use std::time::Duration;
 
+use ipam::leases::{LeaseError, Leases, Pool};
 use ipam::pool_usage::{Usage, usage};
-use ipam::store::{Pool, Store, StoreError};
-use node::table::age;
 use serde_json::{Value, json};
 
 use crate::output::{self, optional};
 use crate::status::rounded;
 
-/// A pool and what is used of it.
+/// A range and what is used of it.
 pub(crate) type Used = (Pool, Usage);
 
-pub(crate) fn read(store: &Store, cooldown: Duration) -> Result<Vec<Used>, StoreError> {
-    let pools = store.pools()?;
-    let counts = usage(store, &pools, cooldown)?;
+/// Those of a store, or of all.
+pub(crate) fn read(
+    leases: &Leases,
+    store: Option<&str>,
+    cooldown: Duration,
+) -> Result<Vec<Used>, LeaseError> {
+    let mut pools = leases.pools()?;
+    pools.retain(|pool| store.is_none_or(|store| pool.space.space.store == store));
+    let counts = usage(leases, &pools, cooldown)?;
     Ok(pools.into_iter().zip(counts).collect())
 }
 
@@ -24,8 +29,7 @@ pub(super) fn documents(pools: &[Used]) -> Vec<Value> {
 }
 
 pub(super) fn table(pools: &[Used]) -> String {
-    let header =
-        "RANGE  NETWORK NAME  FROM  TO  SIZE  USED  BY OTHERS  COOLING DOWN  FREE  LAST ADD";
+    let header = "RANGE  NETWORK NAME  FROM  TO  SIZE  USED  BY OTHERS  COOLING DOWN  FREE";
     output::table(header, pools.iter().map(row))
 }
 
@@ -34,8 +38,8 @@ fn as_json((pool, counts): &Used) -> Value {
     let number = |n: u128| u64::try_from(n).map_or_else(|_| json!(n.to_string()), |n| json!(n));
     json!({
         "range": pool.range,
-        "networkName": pool.network_name,
-        "overlapping": pool.overlapping,
+        "networkName": pool.space.space.network_name,
+        "overlapping": pool.space.alone.is_none(),
         "network": pool.network,
         "spans": pool.spans,
         "size": number(pool.size()),
@@ -43,17 +47,15 @@ fn as_json((pool, counts): &Used) -> Value {
         "usedByOtherRanges": number(counts.used_by_others),
         "coolingDown": number(counts.cooling_down),
         "free": number(counts.free(pool)),
-        "lastAdd": jiff::Timestamp::from_second(pool.used).ok(),
     })
 }
 
 fn row((pool, counts): &Used) -> Vec<String> {
     let first = pool.spans.first().map(|span| span.0.to_string());
     let last = pool.spans.last().map(|span| span.1.to_string());
-    let now = jiff::Timestamp::now().as_second();
     vec![
         pool.range.to_string(),
-        optional(pool.network_name.as_deref()),
+        optional(pool.space.space.network_name.as_deref()),
         first.unwrap_or_default(),
         last.unwrap_or_default(),
         rounded(pool.size()),
@@ -61,6 +63,5 @@ fn row((pool, counts): &Used) -> Vec<String> {
         counts.used_by_others.to_string(),
         counts.cooling_down.to_string(),
         rounded(counts.free(pool)),
-        age(now.saturating_sub(pool.used)),
     ]
 }

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use attachment::{Error, addresses, node::Places};
 use cni_wire::{Code, Command, Environment, NetworkConfig, Request, env, text};
 use hca::{HcaId, Host};
-use ipam::{plugin::Plugin, store::StoreError};
+use ipam::{leases::LeaseError, plugin::Plugin};
 use node::policy::{FabricAddresses, Policy};
 use serde_json::{Value, json};
 
@@ -206,7 +206,7 @@ fn check_addresses(
     let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
     let read = own.config(request)?;
     if !policy.stores.contains_key(&read.store) {
-        let unknown = StoreError::unknown(policy, &read.store);
+        let unknown = LeaseError::unknown_store(policy, &read.store);
         return Err(Error::new(Code::Policy, &unknown).with_details(unknown.remedy()));
     }
     for leased in read.examples()? {

@@ -9,9 +9,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::{grants, leases};
 use anyhow::Context as _;
 use ipam::block::AddressSpace;
-use ipam::grants;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use node::policy::Policy;
@@ -268,17 +268,15 @@ struct Broker {
 impl Broker {
     /// The spaces with leases in no block of this node.
     fn spaces_outside(&self, store: &str) -> BTreeSet<AddressSpace> {
-        let outside = self
-            .shared
-            .open_store(store)
-            .and_then(|opened| opened.map_or(Ok(Vec::new()), |opened| opened.outside_blocks()));
-        match outside {
-            Ok(outside) => {
-                let spaces = outside.iter();
-                spaces
-                    .map(|lease| AddressSpace::new(store, lease.network_name.as_deref()))
-                    .collect()
-            }
+        let outside = || -> anyhow::Result<BTreeSet<AddressSpace>> {
+            let directory = grants::directory(&self.shared.policy.state_dir, store);
+            let granted = grants::read_all(&directory, store)?.into_iter().collect();
+            let outside = leases::outside(&self.shared.leases()?, &granted)?.into_iter();
+            let outside = outside.map(|(space, _)| space);
+            Ok(outside.filter(|space| space.store == store).collect())
+        };
+        match outside() {
+            Ok(spaces) => spaces,
             // Each ADD says it, too.
             Err(error) => {
                 tracing::error!(store, %error, "cannot read which leases this node has");

@@ -17,6 +17,8 @@ pub mod api;
 pub mod broker;
 pub mod cli;
 pub mod decide;
+pub mod grants;
+mod leases;
 pub mod metrics;
 pub mod space;
 mod sweep;

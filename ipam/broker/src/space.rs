@@ -27,10 +27,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::grants::Grant;
 use anyhow::bail;
 use ipam::block::{AddressSpace, overlap};
-use ipam::grants::Grant;
-use ipam::store::{Store, StoreError};
+use ipam::leases::{LeaseError, Leases};
 use ipnetwork::IpNetwork;
 use node::identity::{IdentityError, NodeIdentity};
 use node::policy::{BlockLength, Policy, StoreKind};
@@ -39,6 +39,7 @@ use node_wire::{Answer, BlockNeed, Failure, FailureKind};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::leases::SpaceLeases;
 use before::Before;
 use blocks::{Doubt, NodeBlocks, Own, Removed, is_newer};
 use granted::GrantsFile;
@@ -72,8 +73,6 @@ pub struct Timing {
     pub new: Duration,
     /// How long a block is empty before the node gives it back unasked.
     pub empty: Duration,
-    /// How long after its last ADD a range counts as in use: the node keeps a block of it.
-    pub in_use: Duration,
     /// How long other nodes have to give a block back that they were asked for.
     pub ask: Duration,
     /// How long a question may take. An ADD waits five seconds for all of its questions.
@@ -105,7 +104,6 @@ impl Default for Timing {
             tick: Duration::from_secs(2),
             new: Duration::from_secs(10),
             empty: Duration::from_secs(600),
-            in_use: Duration::from_secs(86_400),
             ask: Duration::from_secs(2),
             question: Duration::from_millis(4500),
             retry: Duration::from_secs(30),
@@ -166,12 +164,12 @@ impl Shared {
         Ok(me)
     }
 
-    /// A store of this node, if it was made.
+    /// The leases of this node.
     ///
     /// # Errors
-    /// It may be there, and cannot be read.
-    pub fn open_store(&self, name: &str) -> Result<Option<Store>, StoreError> {
-        Store::open_existing(&self.policy, name, self.identity()?)
+    /// They cannot be opened.
+    pub fn leases(&self) -> Result<Leases, LeaseError> {
+        Leases::open(&self.root, &self.identity()?.boot)
     }
 
     fn identity(&self) -> Result<NodeIdentity, IdentityError> {
@@ -362,7 +360,8 @@ impl Worker {
             bail!("the node's policy has no store {name:?} of type kubernetes");
         };
         let boot = shared.identity()?.boot;
-        let grants = GrantsFile::read(&shared.policy.state_dir, &space, boot)?;
+        let state_dir = &shared.policy.state_dir;
+        let grants = GrantsFile::read(state_dir, &space, boot, &shared.name, shared.leases()?)?;
         let before = after.as_ref().map(|namespace| {
             let objects = WhereaboutsObjects::new(shared.client.transport().clone(), namespace);
             Before::new(objects, grants.networks())
@@ -509,9 +508,13 @@ impl Worker {
             .map_err(|failure| anyhow::anyhow!(failure.message))
     }
 
-    /// The local store, opened anew: a directory that was open may be another one by now.
-    fn open_store(&self) -> Result<Option<Store>, StoreError> {
-        self.shared.open_store(&self.space.store)
+    /// The leases of the space.
+    fn open_store(&self) -> Result<Option<SpaceLeases>, LeaseError> {
+        Ok(Some(SpaceLeases {
+            leases: self.shared.leases()?,
+            space: self.space.clone(),
+            cooldown: self.shared.policy.ipam.cooldown,
+        }))
     }
 
     fn is_static(&self, block: IpNetwork) -> bool {
@@ -529,7 +532,7 @@ impl Worker {
         crate::metrics::SpaceSummary {
             blocks: self.grants.blocks.len() as u64,
             addresses: self.grants.blocks.iter().map(Grant::size).sum(),
-            used: used.map(|known| known.used.held.len() as u64).sum(),
+            used: used.map(|known| known.held.len() as u64).sum(),
             conflicts: self.blocks.lost.values().map(|count| *count as u64).sum(),
             ranges_without_free_block: self.ranges.without_free_block(),
         }

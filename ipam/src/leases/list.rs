@@ -3,7 +3,7 @@
 
 use super::name::{self, LeaseSpace, Subnet, Use};
 use super::{LeaseError, Leases, RECORDS, RecordFile};
-use crate::lease::Lease;
+use crate::lease::{Lease, Record};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -64,6 +64,35 @@ impl Leases {
         Ok(held)
     }
 
+    /// Where an address is leased, and by which record, if by one: once in each space.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn leases_at(
+        &self,
+        address: IpAddr,
+    ) -> Result<Vec<(LeaseSpace, Option<Lease>)>, LeaseError> {
+        let mut found = Vec::new();
+        for space in self.spaces()? {
+            let subnet = Subnet::of(address).name();
+            let path = format!("{}/{subnet}/{}", space.directory(), name::leased(address));
+            let lease = match self.record_at(&path) {
+                Ok(None) => continue,
+                Ok(Some(file)) => {
+                    let mut leases = file.record.leases().iter();
+                    let is_it = |lease: &&Lease| {
+                        lease.address == address && LeaseSpace::of_lease(lease) == space
+                    };
+                    leases.find(is_it).cloned()
+                }
+                Err(LeaseError::NotARecord { .. }) => None,
+                Err(error) => return Err(error),
+            };
+            found.push((space, lease));
+        }
+        Ok(found)
+    }
+
     /// All records that can be read, by their names; the others go into `findings`.
     fn record_files(&self, findings: &mut Vec<Finding>) -> Result<Vec<RecordFile>, LeaseError> {
         let mut files = Vec::new();
@@ -85,12 +114,29 @@ impl Leases {
         Ok(files)
     }
 
-    /// For each record its name and its leases, also those that it does not hold.
-    pub(crate) fn records(&self) -> Result<(Vec<(String, Vec<Lease>)>, Vec<Finding>), LeaseError> {
+    /// All records, by their names, also those that do not hold all that they name.
+    pub(crate) fn records(&self) -> Result<(Vec<(String, Record)>, Vec<Finding>), LeaseError> {
         let mut findings = Vec::new();
-        let files = self.record_files(&mut findings)?;
-        let of = |file: RecordFile| (file.name, file.record.leases().to_vec());
-        Ok((files.into_iter().map(of).collect(), findings))
+        let files = self.record_files(&mut findings)?.into_iter();
+        let records = files.map(|file| (file.name, file.record)).collect();
+        Ok((records, findings))
+    }
+
+    /// What [`Leases::note_seen`] noted.
+    pub(crate) fn seen(&self) -> BTreeMap<String, u64> {
+        let text = self.dir.read(SEEN, MAX_SEEN_BYTES).ok().flatten();
+        let seen = text.and_then(|(text, _)| serde_json::from_slice(&text).ok());
+        seen.unwrap_or_default()
+    }
+
+    /// Notes when a record was first seen to be over, in seconds since the boot.
+    pub(crate) fn note_seen(&self, seen: &BTreeMap<String, u64>) -> std::io::Result<()> {
+        let path = self.path_of(SEEN);
+        match seen.is_empty() {
+            false => node::file::replace_in_boot(&path, serde_json::to_vec(seen)?),
+            true if path.exists() => std::fs::remove_file(path),
+            true => Ok(()),
+        }
     }
 
     /// Names in the spaces' directories: what is leased, and what was freed.
@@ -196,5 +242,7 @@ impl Leases {
     }
 }
 
+/// A hundred thousand records fit.
+const MAX_SEEN_BYTES: u64 = 64 << 20;
 /// Where reclaim notes what it has seen.
 pub(super) const SEEN: &str = "seen";

@@ -27,29 +27,34 @@ impl LeaseSpace {
         }
     }
 
-    pub(crate) fn of_lease(lease: &Lease) -> Self {
+    #[must_use]
+    pub fn of_lease(lease: &Lease) -> Self {
         Self {
             space: AddressSpace::new(&lease.store, lease.network_name.as_deref()),
             alone: (!lease.overlapping).then_some(lease.range),
         }
     }
 
-    /// Its directory. No part of it has a `+`.
+    /// Its directory: `default+`, `default+blue`, `default+blue+10.0.0.0-24`. No part of it has a `+`, and
+    /// no other file's name has one.
     pub(crate) fn directory(&self) -> String {
-        let space = self.space.file_name();
+        let AddressSpace {
+            store,
+            network_name,
+        } = &self.space;
+        let name = network_name.as_deref().unwrap_or_default();
         match self.alone {
-            None => space,
+            None => format!("{store}+{name}"),
             Some(range) => {
-                let name = self.space.network_name.as_deref().unwrap_or_default();
                 let (first, length) = (range.network(), range.prefix());
-                format!("{}+{name}+{first}-{length}", self.space.store)
+                format!("{store}+{name}+{first}-{length}")
             }
         }
     }
 
     pub(crate) fn parse(directory: &str) -> Option<Self> {
         let mut parts = directory.split('+');
-        let (store, name, range) = (parts.next()?, parts.next(), parts.next());
+        let (store, name, range) = (parts.next()?, parts.next()?, parts.next());
         let alone = match range {
             None => None,
             Some(text) => {
@@ -57,7 +62,7 @@ impl LeaseSpace {
                 Some(IpNetwork::new(first.parse().ok()?, length.parse().ok()?).ok()?)
             }
         };
-        let space = AddressSpace::new(store, name.filter(|name| !name.is_empty()));
+        let space = AddressSpace::new(store, Some(name).filter(|name| !name.is_empty()));
         let parsed = Self { space, alone };
         (parts.next().is_none() && parsed.directory() == directory).then_some(parsed)
     }

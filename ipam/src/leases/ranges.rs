@@ -5,8 +5,10 @@ use super::name::{LeaseSpace, Subnet};
 use super::{LeaseError, Leases};
 use crate::range::{Range, bits};
 use ipnetwork::IpNetwork;
+use node_wire::PerNode;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
+use std::ops::Deref;
 
 /// The file of a space.
 pub(super) const FILE: &str = "ranges";
@@ -18,22 +20,37 @@ const MAX_SPANS: usize = 128;
 const MAX_BYTES: u64 = 1 << 20;
 
 /// A set of addresses that a configuration gives out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// The space that it is of.
+    pub space: LeaseSpace,
+    pub noted: Noted,
+}
+
+/// What is noted of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Pool {
+pub struct Noted {
     pub range: IpNetwork,
     /// The CNI network that asked first.
     pub network: String,
     /// First and last address of each part, ascending.
     pub spans: Vec<(IpAddr, IpAddr)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_node: Option<PerNode>,
     /// The first address of its lowest subnet with room, as far as is known.
     pub(super) room: IpAddr,
-    /// The space that it is of.
-    #[serde(skip)]
-    pub space: Option<LeaseSpace>,
 }
 
-impl Pool {
+impl Deref for Pool {
+    type Target = Noted;
+
+    fn deref(&self) -> &Noted {
+        &self.noted
+    }
+}
+
+impl Noted {
     pub(super) fn of(range: &Range, network: &str, room: Subnet) -> Self {
         let v4 = range.subnet().is_ipv4();
         let mut spans: Vec<(IpAddr, IpAddr)> = range
@@ -48,8 +65,8 @@ impl Pool {
             range: range.subnet(),
             network: network.to_owned(),
             spans,
+            per_node: range.per_node(),
             room: room.address(0),
-            space: None,
         }
     }
 
@@ -79,7 +96,7 @@ impl Pool {
 
 /// The ranges of one space.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Ranges(pub(super) Vec<Pool>);
+pub(super) struct Ranges(pub(super) Vec<Noted>);
 
 impl Ranges {
     /// Where a search begins: at an address as a number.
@@ -90,10 +107,11 @@ impl Ranges {
 
     /// Notes that an address of a range was leased in a subnet, and none is free below.
     pub(super) fn note(&mut self, range: &Range, network: &str, room: Subnet) {
-        let new = Pool::of(range, network, room);
+        let new = Noted::of(range, network, room);
         match self.0.iter_mut().find(|pool| pool.range == new.range) {
             Some(known) => {
                 known.spans = new.spans;
+                known.per_node = new.per_node;
                 known.room = new.room;
             }
             None => {
@@ -140,12 +158,12 @@ impl Leases {
     pub fn pools(&self) -> Result<Vec<Pool>, LeaseError> {
         let mut pools = Vec::new();
         for space in self.spaces()? {
-            let of_space = self.ranges(&space)?.0;
-            let with_space = |pool: Pool| Pool {
-                space: Some(space.clone()),
-                ..pool
-            };
-            pools.extend(of_space.into_iter().map(with_space));
+            let of_space = self.ranges(&space)?.0.into_iter();
+            let space = || space.clone();
+            pools.extend(of_space.map(|noted| Pool {
+                space: space(),
+                noted,
+            }));
         }
         Ok(pools)
     }

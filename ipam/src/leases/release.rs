@@ -53,7 +53,8 @@ impl Leases {
         }
         self.dir.remove(&format!("{RECORDS}/{}", file.name))?;
         if cooldown.is_zero() {
-            self.note_room(&freed)?;
+            // It decides nothing.
+            let _ = self.note_room(&freed);
         }
         Ok(freed)
     }
@@ -151,7 +152,8 @@ impl Leases {
             let _lock = self.lock()?;
             let before = self.ranges(&space)?;
             let mut ranges = before.clone();
-            let is_used = |pool: &super::Pool| left.iter().any(|subnet| pool.reaches(*subnet));
+            let is_used =
+                |pool: &super::ranges::Noted| left.iter().any(|subnet| pool.reaches(*subnet));
             ranges.0.retain(is_used);
             if ranges.0.is_empty() {
                 // An ADD may have come since: its subnet keeps the directory.

@@ -96,7 +96,7 @@ impl Order {
             })
     }
 
-    fn lease(&self, request: &AddressRequest, address: IpAddr) -> Lease {
+    fn lease(&self, part: usize, request: &AddressRequest, address: IpAddr) -> Lease {
         Lease {
             address,
             prefix: request.range.prefix(),
@@ -104,9 +104,8 @@ impl Order {
             store: self.space.store.clone(),
             network_name: self.space.network_name.clone(),
             overlapping: self.overlapping,
-            generation: 1,
-            part: 0,
             requested: request.requested.is_some(),
+            part,
             holder: self.holder.clone(),
             created: jiff::Timestamp::now(),
         }
@@ -277,7 +276,8 @@ impl<'a> Taking<'a> {
             self.leases.remove_aside();
             return Err(error.into());
         }
-        self.note(&chosen, &mut view)?;
+        // It decides nothing.
+        let _ = self.note(&chosen, &mut view);
         Ok(Attempt::Taken(leases))
     }
 
@@ -334,7 +334,7 @@ impl<'a> Taking<'a> {
             let shown = self.shown(&mut view, &space, Subnet::of(address))?;
             let mark = shown.freed_at(name::byte_of(address));
             shown.lease(name::byte_of(address));
-            let lease = order.lease(request, address);
+            let lease = order.lease(number, request, address);
             chosen.push(Chosen { lease, mark });
         }
         Ok((full, chosen, view))
@@ -505,7 +505,7 @@ impl<'a> Taking<'a> {
     /// Writes the record, then the names of its addresses.
     fn write(&self, name: &str, chosen: &[Chosen]) -> Result<(), LeaseError> {
         let leases = chosen.iter().map(|of| of.lease.clone()).collect();
-        let Some(record) = Record::of(leases) else {
+        let Some(record) = Record::of(leases, since_boot()) else {
             return Ok(());
         };
         let text = record.encode();
@@ -598,7 +598,10 @@ impl<'a> Taking<'a> {
             match self.ownership {
                 Ownership::All => {
                     let range = request.range.subnet().to_string();
-                    let why = format!("all {} addresses are leased", request.range.size());
+                    let (first, last) = request.range.window();
+                    let count = request.range.size();
+                    let why =
+                        format!("all {count} addresses between {first} and {last} are leased");
                     return Err(refused(LeaseError::Exhausted { range, why }));
                 }
                 Ownership::Parts { .. } => {

@@ -194,7 +194,10 @@ fn the_address_that_cooled_longest_is_the_last_resort_of_a_whole_range() {
     ] {
         let refused = call.unwrap_err();
         let says = refused.error.to_string();
-        assert!(says.contains("all 4 addresses are leased"), "{says}");
+        assert!(
+            says.contains("all 4 addresses between 10.0.0.254 and 10.0.1.1 are leased"),
+            "{says}"
+        );
     }
     assert_eq!(place.names().len(), 4);
 }

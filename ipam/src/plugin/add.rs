@@ -1,44 +1,53 @@
 //! ADD: the order that a configuration and a request make, and its result.
 
-use super::answer::to_error;
-use super::blocks::{Broker, Fault};
+use super::supply::{Fault, Supply};
+use super::to_error;
+use crate::block::AddressSpace;
 use crate::config::{Config, Source, requested};
 use crate::lease::Holder;
+use crate::leases::{AddressRequest, Leases, Order};
 use crate::range::{IpAddrWithLength, Range};
-use crate::store::{Order, Part, Space, Store};
 use cni_wire::{CniResult, Code, Error, IpConfig, Request, Route, text::list};
 use ipnetwork::IpNetwork;
-use node::policy::Profile;
 use std::net::IpAddr;
+use std::time::Duration;
+
+/// What a node's policy says of an order.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    pub(super) request_excluded: bool,
+    pub(super) cooldown: Duration,
+}
 
 /// Leases what the configuration asks for and puts the result together.
 pub(super) fn add(
     request: &Request,
     config: &Config,
-    store: &Store,
-    broker: &Broker,
+    leases: &Leases,
+    supply: &Supply<'_>,
     holder: &Holder,
-    request_excluded: bool,
+    rules: Rules,
 ) -> Result<CniResult, Error> {
     let requested = requested(request, config.profile)?;
-    let asked = assign(&requested, config, request_excluded)?;
-    let order = order(config, holder, &asked);
-    let leases = broker.supply(|| store.take(&order)).map_err(|fault| {
+    let asked = assign(&requested, config, rules.request_excluded)?;
+    let order = order(config, holder, &asked, rules.cooldown);
+    let order = supply.without_static(order);
+    let taken = supply.lease(&order, leases).map_err(|fault| {
         let refused = match fault {
-            Fault::Store(refused) => refused,
-            Fault::Broker(error) => return error,
+            Fault::Leases(refused) => refused,
+            Fault::Supplier(error) => return error,
         };
-        let range = refused.part.and_then(|part| config.ranges.get(part));
+        let range = refused.request.and_then(|number| config.ranges.get(number));
         let attempt = match range {
             Some(range) => format!("lease an address of {} for {holder}", range.subnet()),
-            None => format!("read the addresses of {holder}"),
+            None => format!("lease the addresses of {holder}"),
         };
         to_error(&refused.error, attempt)
     })?;
     // A record is read only with a prefix length that fits its address.
-    let leases = leases.iter();
-    let leases = leases.filter_map(|lease| IpNetwork::new(lease.address, lease.prefix).ok());
-    Ok(result(config, leases))
+    let taken = taken.iter();
+    let taken = taken.filter_map(|lease| IpNetwork::new(lease.address, lease.prefix).ok());
+    Ok(result(config, taken))
 }
 
 /// What ADD answers: leased addresses, and what goes with them.
@@ -69,7 +78,7 @@ impl Config {
             let is_gateway =
                 |address: &IpAddr| config.gateway_of(number, *address) == Some(*address);
             let lowest = range.example().filter(|address| !is_gateway(address));
-            // Profile compatible may give the gateway.
+            // Profile compatible may have no other one.
             let example = lowest.or(range.lowest().and(Some(range.window().1)))?;
             IpNetwork::new(example, range.prefix()).ok()
         };
@@ -120,30 +129,26 @@ fn routes_of(ips: &[IpConfig], all: &CniResult) -> Vec<Route> {
 
 /// One address of each range of the configuration; `asked` are those that were asked for, by
 /// the number of their range.
-pub(super) fn order(config: &Config, holder: &Holder, asked: &[Option<IpAddr>]) -> Order {
+pub(super) fn order(
+    config: &Config,
+    holder: &Holder,
+    asked: &[Option<IpAddr>],
+    cooldown: Duration,
+) -> Order {
     let ranges = config.ranges.iter().enumerate();
     Order {
         holder: holder.clone(),
         profile: config.profile,
-        parts: ranges
-            .map(|(n, range)| Part {
-                like: config.like(n),
-                ..part(range, config, asked.get(n).copied().flatten())
+        space: AddressSpace::new(&config.store, config.network_name.as_deref()),
+        overlapping: config.overlapping,
+        requests: ranges
+            .map(|(number, range)| AddressRequest {
+                range: range.clone(),
+                same_host_number_as: config.like(number),
+                requested: asked.get(number).copied().flatten(),
             })
             .collect(),
-    }
-}
-
-fn part(range: &Range, config: &Config, requested: Option<IpAddr>) -> Part {
-    Part {
-        interface: None,
-        range: range.clone(),
-        space: Space {
-            network_name: config.network_name.clone(),
-            overlapping: config.overlapping,
-        },
-        like: None,
-        requested,
+        cooldown,
     }
 }
 
@@ -204,7 +209,7 @@ pub(super) fn assign(
             return Err(refuse(format!("is the gateway of {network} (perNode)"))
                 .with_details("ask for another address, or for none"));
         }
-        if config.profile == Profile::Strict && config.is_reserved(number, *address) {
+        if config.is_reserved(number, *address) {
             let why = "is a gateway or next hop of the network, or one of ipam.addresses";
             return Err(refuse(why.to_owned()));
         }

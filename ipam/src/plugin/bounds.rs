@@ -53,12 +53,12 @@ impl Plugin {
             return Ok(());
         };
         let mut ranges = config.all_ranges();
-        if matches!(kind, StoreKind::File { .. })
+        if matches!(kind, StoreKind::File { shared: false, .. })
             && let Some(range) = ranges.find(|range| range.per_node().is_some())
         {
             let (range, store) = (range.subnet(), &config.store);
             let message = format!(
-                "perNode of range {range} needs a store of type kubernetes, and store {store:?} is of type file"
+                "perNode of range {range} needs a store of several nodes, and store {store:?} is this node's alone"
             );
             return Err(Error::new(Code::InvalidConfig, message)
                 .with_details("leave perNode out, or name another store in ipam.store"));

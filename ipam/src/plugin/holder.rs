@@ -3,13 +3,12 @@
 use super::Plugin;
 use crate::lease::{Holder, Pod};
 use cni_wire::{Code, Error, Request};
-use node::identity::NodeIdentity;
 use std::os::unix::fs::MetadataExt;
 
 impl Plugin {
-    pub(super) fn holder(&self, request: &Request, node: &NodeIdentity) -> Result<Holder, Error> {
+    pub(super) fn holder(&self, request: &Request) -> Result<Holder, Error> {
         let id = request.attachment()?;
-        if id.container_id.as_str().len() > 200 {
+        if id.container_id.as_str().len() > super::MAX_CONTAINER_BYTES {
             let rule = "CNI_CONTAINERID is longer than 200 bytes";
             return Err(Error::new(Code::InvalidEnvironment, rule));
         }
@@ -24,19 +23,17 @@ impl Plugin {
                 .map(|m| m.ino()),
             netns,
             device: device(request)?,
-            ..self.anybody(request, node)
+            ..self.anybody(request)
         })
     }
 
-    pub(super) fn anybody(&self, request: &Request, node: &NodeIdentity) -> Holder {
+    pub(super) fn anybody(&self, request: &Request) -> Holder {
         Holder {
             network: request.config.name.clone(),
             pod: None,
             container: "status".to_owned(),
             interface: "status".to_owned(),
-            node: node.name.clone(),
-            machine: node.machine.clone(),
-            boot: node.boot.clone(),
+            node: self.node.clone(),
             netns: None,
             netns_inode: None,
             device: None,

@@ -119,6 +119,9 @@ volumeMounts:
 {{- end }}
 - name: node-socket
   mountPath: /run/rdma-netdev
+# The leases, below the host's root.
+- name: node-socket
+  mountPath: /host/run/rdma-netdev
 - name: cdi
   mountPath: {{ include "cdi-dir" . }}
 - name: netns

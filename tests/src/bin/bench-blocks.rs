@@ -14,7 +14,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -25,11 +25,13 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Parser;
 use e2e::api_server::ApiServer;
 use e2e::cluster;
+use ipam::block::AddressSpace;
 use ipam::lease::Holder;
+use ipam::leases::{AddressRequest, LeaseError, Leases, Need, Order, Ownership, Refused};
+use ipam::owned::Owned;
 use ipam::range::{Range, Spec};
-use ipam::store::{Need, Order, Part, Refused, Space, Store, StoreError};
-use node::identity::NodeIdentity;
 use node::policy::{BlockLength, Policy, Profile, StoreBounds, StoreKind, StorePolicy};
+use node::trust;
 use node_wire::{BlockNeed, FailureKind};
 use rdma_ipam_broker::api::{Client, Endpoint, Transport};
 use rdma_ipam_broker::broker::{Asker, Questions, Settings, questions, run};
@@ -82,15 +84,16 @@ struct Node {
 }
 
 impl Node {
-    fn store(&self) -> Result<Store, StoreError> {
-        let node = NodeIdentity::read(Path::new("/"), &self.name)?;
-        Store::open(&self.policy, "default", node, Path::new("/"))
+    fn leases(&self) -> Result<Leases, LeaseError> {
+        let root = trust::parent(&self.policy.state_dir);
+        Leases::open(root, &node::identity::boot_id(Path::new("/proc")))
     }
 }
 
 fn policy(place: &Path, name: &str) -> Result<Policy> {
     let place = place.join(name);
-    std::fs::create_dir_all(place.join("leases"))?;
+    std::fs::create_dir_all(&place)?;
+    std::os::unix::fs::symlink("/proc", place.join("proc"))?;
     let store = StorePolicy {
         directory: place.join("leases"),
         kind: StoreKind::Kubernetes {
@@ -152,7 +155,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn order(&self, node: &Node, container: &str, identity: &NodeIdentity) -> Order {
+    fn order(&self, node: &Node, container: &str) -> Order {
         Order {
             holder: Holder {
                 network: "crowd".into(),
@@ -160,23 +163,19 @@ impl Crowd {
                 container: container.to_owned(),
                 interface: "net1".into(),
                 node: node.name.clone(),
-                machine: identity.machine.clone(),
-                boot: identity.boot.clone(),
                 netns: None,
                 netns_inode: None,
                 device: None,
             },
             profile: Profile::Strict,
-            parts: vec![Part {
-                interface: None,
+            space: AddressSpace::new("default", None),
+            overlapping: true,
+            requests: vec![AddressRequest {
                 range: self.range.clone(),
-                space: Space {
-                    network_name: None,
-                    overlapping: true,
-                },
-                like: None,
+                same_host_number_as: None,
                 requested: None,
             }],
+            cooldown: Duration::ZERO,
         }
     }
 
@@ -184,17 +183,24 @@ impl Crowd {
     fn add(&self, node: &Node, container: &str, runtime: &Runtime) -> Result<IpAddr> {
         let until = Instant::now() + ADD_TIMEOUT;
         loop {
-            let store = node.store()?;
-            let order = self.order(node, container, store.node());
-            match store.take(&order) {
+            let order = self.order(node, container);
+            let parts = Ownership::Parts {
+                state_dir: &node.policy.state_dir,
+                last_resort: true,
+            };
+            match node.leases()?.take(&order, &parts) {
                 Ok(leases) => {
                     let lease = leases.first().context("an ADD without a lease")?;
                     return Ok(lease.address);
                 }
                 Err(Refused {
-                    error: StoreError::NeedsBlock(need),
+                    error: LeaseError::NeedsRoom(needs),
                     ..
-                }) => self.ask(node, &need, until, runtime)?,
+                }) => {
+                    for need in &needs {
+                        self.ask(node, need, until, runtime)?;
+                    }
+                }
                 Err(refused) => bail!("{} {container}: {}", node.name, refused.error),
             }
         }
@@ -204,15 +210,15 @@ impl Crowd {
         self.questions.fetch_add(1, Ordering::Relaxed);
         let spans = need.range.spans().iter();
         let need = BlockNeed {
-            store: need.space.store.clone(),
-            network_name: need.space.network_name.clone(),
+            store: "default".into(),
+            network_name: None,
             range: need.range.subnet().to_string(),
             spans: spans
                 .map(|span| span.addresses(need.range.subnet().is_ipv4()))
                 .collect(),
             per_node: need.range.per_node(),
             address: need.address,
-            single: need.single,
+            single: false,
             count: need.count,
         };
         match runtime.block_on(node.asker.ask(need)) {
@@ -254,11 +260,9 @@ impl Crowd {
             if next(2 * pods) < on_node.len() {
                 let (container, address) = on_node.swap_remove(next(on_node.len()));
                 self.holders.ends(address);
-                let (freed, strange) = node.store()?.give_back(&container, "net1", "crowd")?;
-                ensure!(
-                    freed.len() == 1 && strange.is_empty(),
-                    "{container}: {freed:?} {strange:?}"
-                );
+                let leases = node.leases()?;
+                let freed = leases.release(&container, "net1", "crowd", Duration::ZERO)?;
+                ensure!(freed.len() == 1, "{container}: {freed:?}");
                 continue;
             }
             let taken = self
@@ -322,9 +326,9 @@ fn serve(seats: Vec<Seat>, kubeconfig: &Path, stop: &CancellationToken) -> Resul
         let client = Client::new(transport, "default");
         clients.push(client.clone());
         let settings = Settings {
+            root: trust::parent(&seat.policy.state_dir).to_owned(),
             policy: seat.policy,
             node: seat.name,
-            root: PathBuf::from("/"),
             client,
             socket: None,
             listen: Vec::new(),
@@ -441,16 +445,18 @@ fn main() -> Result<ExitCode> {
     })?;
 
     let mut lost = 0;
-    let mut held = 0;
+    let mut held = 0_u64;
+    let boot = node::identity::boot_id(Path::new("/proc"));
     for (number, node) in nodes.iter().enumerate() {
-        let store = node.store()?;
-        store.entries(false, |entry| {
-            held += u64::from(entry.freed.is_none());
-            Ok(())
-        })?;
-        lost += store.outside_blocks()?.len();
+        let leases = node.leases()?;
+        let space = AddressSpace::new("default", None);
+        let owned = Owned::read(&node.policy.state_dir, &space)?;
+        for lease in leases.list()?.leases {
+            held += 1;
+            lost += usize::from(!owned.covers(lease.address, &node.name, &boot));
+        }
         for (_, container, address) in live.iter().filter(|(node, ..)| *node == number) {
-            let leases = store.held(container, "net1")?;
+            let leases = leases.held(container, "net1")?;
             if leases.iter().all(|lease| lease.address != *address) {
                 lost += 1;
                 eprintln!("{container} lost {address}");

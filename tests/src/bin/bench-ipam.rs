@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, ensure};
 use clap::Parser;
 use e2e::bin_under_test::product;
+use e2e::host_root;
 use e2e::measure::{Cost, Costs, Row, cost_of, row, table};
 use e2e::need::REFERENCE_PLUGINS;
 use serde_json::{Value, json};
@@ -50,6 +51,7 @@ struct Arguments {
 struct Side {
     plugin: PathBuf,
     policy: PathBuf,
+    root: PathBuf,
     network: Value,
 }
 
@@ -61,21 +63,22 @@ impl Side {
     /// A node that has blocks of the range, with room for [`FEW`] leases and some more.
     fn with_blocks(directory: &Path) -> Result<Self> {
         let side = Self::with_store(directory, "kubernetes")?;
-        let granted = directory.join("state/blocks/default");
-        fs::create_dir_all(&granted)?;
+        let owned = directory.join("state/owned");
+        fs::create_dir_all(&owned)?;
         let boot = node::identity::boot_id(Path::new("/proc"));
-        let blocks: Vec<Value> = (0..=FEW / 16)
+        let parts: serde_json::Map<String, Value> = (0..=FEW / 16)
             .map(|number| Ipv4Addr::from(u32::from(BASE) + 16 * number))
-            .map(|first| json!({"block": format!("{first}/28"), "uid": first, "epoch": 1, "boot": boot}))
+            .map(|first| (format!("{first}/28"), json!({"id": first, "boot": boot})))
             .collect();
-        let grants = json!({"version": 1, "blocks": blocks});
-        fs::write(granted.join("default"), grants.to_string())?;
+        let all = json!({"format": 1, "store": "default", "node": "bench", "parts": parts});
+        fs::write(owned.join("default"), all.to_string())?;
         Ok(side)
     }
 
     fn with_store(directory: &Path, kind: &str) -> Result<Self> {
         let policy = directory.join("policy.json");
-        fs::create_dir_all(directory.join("leases"))?;
+        let root = directory.join("root");
+        host_root::make(&root)?;
         let settings = json!({
             "node": "bench",
             "stateDir": directory.join("state"),
@@ -86,6 +89,7 @@ impl Side {
         Ok(Self {
             plugin: product("rdma-ipam")?,
             policy,
+            root,
             network: json!({
                 "cniVersion": "1.0.0", "name": "ours", "type": "bench",
                 "ipam": {"type": "rdma-ipam", "range": RANGE},
@@ -101,6 +105,7 @@ impl Side {
         Self {
             plugin: self.plugin.clone(),
             policy: self.policy.clone(),
+            root: self.root.clone(),
             network: json!({
                 "cniVersion": "1.0.0", "name": "ours", "type": "bench",
                 "ipam": {"type": "rdma-ipam", "ipRanges": ranges},
@@ -112,6 +117,7 @@ impl Side {
         Self {
             plugin: Path::new(REFERENCE_PLUGINS).join("host-local"),
             policy: directory.join("policy.json"),
+            root: directory.join("root"),
             network: json!({
                 "cniVersion": "1.0.0", "name": "peer", "type": "bench",
                 "ipam": {
@@ -131,7 +137,8 @@ impl Side {
             .env("CNI_NETNS", "/proc/self/ns/net")
             .env("CNI_IFNAME", "net1")
             .env("CNI_PATH", REFERENCE_PLUGINS)
-            .env("RDMA_NETDEV_POLICY", &self.policy);
+            .env("RDMA_NETDEV_POLICY", &self.policy)
+            .env("RDMA_HOST_ROOT", &self.root);
         let (cost, output) = cost_of(&mut process, self.network.to_string().as_bytes())?;
         ensure!(
             output.status.success(),

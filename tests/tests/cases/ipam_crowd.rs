@@ -187,7 +187,7 @@ fn no_add_was_refused_wrongly(stays: &[Stay], size: usize) -> Result<usize> {
 fn nothing_is_left(store: &LeaseStore) -> Result<()> {
     let held = store.held("n0")?;
     ensure!(held.is_empty(), "left: {held:?}");
-    let records = store.files("owners");
+    let records = store.files("records");
     ensure!(records.is_empty(), "records left: {records:?}");
     let checkup = store.admin("n0", &["fsck"])?;
     ensure!(

@@ -98,7 +98,6 @@ modules! {
     ipam_crowd,
     ipam_faults,
     ipam_kill,
-    ipam_power,
     standin_kubelet,
     standin_multus,
     standin_netns,

@@ -219,9 +219,9 @@ proptest! {
     ) {
         let mut model = match (v6, parts) {
             (false, 1) => Model::new("10.0.0.0/29", (1..=6).map(|n| format!("10.0.0.{n}")), 1),
-            (true, 1) => Model::new("fd00::/125", (1..=6).map(|n| format!("fd00::{n}")), 1),
+            (true, 1) => Model::new("fd99::/125", (1..=6).map(|n| format!("fd99::{n}")), 1),
             (false, n) => Model::new("10.0.0.0/28", (1..=14).map(|n| format!("10.0.0.{n}")), n),
-            (true, n) => Model::new("fd00::/124", (1..=14).map(|n| format!("fd00::{n:x}")), n),
+            (true, n) => Model::new("fd99::/124", (1..=14).map(|n| format!("fd99::{n:x}")), n),
         };
         for step in &steps {
             model.step(step)?;

@@ -1,6 +1,7 @@
 //! The plugin, called as a runtime calls it, on a store and a policy of its own.
 
 use e2e::bin_under_test::product;
+use e2e::host_root;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -64,14 +65,9 @@ impl Attachment {
         self
     }
 
+    /// The same of a machine that is called otherwise.
     pub(crate) fn node(mut self, node: &str) -> Self {
         self.node = node.into();
-        self.machine = node.into();
-        self
-    }
-
-    pub(crate) fn machine(mut self, machine: &str) -> Self {
-        self.machine = machine.into();
         self
     }
 
@@ -100,7 +96,6 @@ impl Place {
             policy: std::cell::RefCell::default(),
             blocks: false,
         };
-        std::fs::create_dir(place.store()).unwrap();
         place.set_policy(policy);
         place
     }
@@ -114,28 +109,29 @@ impl Place {
         }
     }
 
-    /// Gives a machine its blocks of the space that a configuration is for.
-    fn grant(&self, machine: &str, config: &Value) {
+    /// Gives a machine all addresses of the space that a configuration is for.
+    fn grant(&self, who: &Attachment, config: &Value) {
         let name = ["/ipam/network_name", "/network_name"];
         let name = name.iter().find_map(|key| config.pointer(key)?.as_str());
-        let directory = self.state_of(machine).join("blocks/default");
+        let directory = self.state_of(&who.machine).join("owned");
         std::fs::create_dir_all(&directory).unwrap();
-        let space = name.map_or_else(|| "default".to_owned(), |name| format!("net.{name}"));
+        let file = name.map_or_else(|| "default".to_owned(), |name| format!("default+{name}"));
         let boot = node::identity::boot_id(Path::new("/proc"));
-        let all = ["0.0.0.0/0", "::/0"]
-            .map(|all| json!({"block": all, "uid": all, "epoch": 1, "boot": boot}));
-        let mut grants = json!({"version": 1, "blocks": all});
+        let part = json!({"id": "7", "boot": boot});
+        let mut owned = json!({"format": 1, "store": "default", "node": who.node,
+            "parts": {"0.0.0.0/0": part, "::/0": part}});
         if let Some(name) = name {
-            grants["networkName"] = json!(name);
+            owned["networkName"] = json!(name);
         }
         // A name that is no file's is refused.
-        let _ = std::fs::write(directory.join(space), grants.to_string());
+        let _ = std::fs::write(directory.join(file), owned.to_string());
     }
 
     /// The policy of every machine: the same but for the state directory.
     pub(crate) fn set_policy(&self, mut policy: Value) {
         let kind = if self.blocks { "kubernetes" } else { "file" };
-        policy["stores"] = json!({"default": {"type": kind, "directory": self.store()}});
+        let directory = self.path().join("store");
+        policy["stores"] = json!({"default": {"type": kind, "directory": directory}});
         *self.policy.borrow_mut() = policy;
         self.write_policy("n1");
     }
@@ -145,6 +141,12 @@ impl Place {
         policy["stateDir"] = json!(self.state_of(machine));
         std::fs::create_dir_all(self.dir.path().join("etc")).unwrap();
         std::fs::write(self.policy_of(machine), policy.to_string()).unwrap();
+        host_root::make(&self.root(machine)).unwrap();
+    }
+
+    /// The directory that stands for the root of a machine.
+    fn root(&self, machine: &str) -> PathBuf {
+        self.dir.path().join("host").join(machine)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -169,8 +171,9 @@ impl Place {
         self.dir.path().join("state").join(machine)
     }
 
-    pub(crate) fn store(&self) -> PathBuf {
-        self.dir.path().join("store")
+    /// The leases of the machine that n1 is.
+    pub(crate) fn leases(&self) -> PathBuf {
+        host_root::leases(&self.root("n1"))
     }
 
     /// The environment of one call; the program is the caller's.
@@ -189,6 +192,7 @@ impl Place {
             .env_clear()
             .env("RDMA_NETDEV_POLICY", self.policy_of(&who.machine))
             .env("RDMA_NODE_NAME", &who.node)
+            .env("RDMA_HOST_ROOT", self.root(&who.machine))
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", &who.container)
             .env("CNI_IFNAME", &who.interface)
@@ -202,7 +206,7 @@ impl Place {
 
     pub(crate) fn call(&self, verb: &str, who: &Attachment, config: &Value) -> Answer {
         if self.blocks {
-            self.grant(&who.machine, config);
+            self.grant(who, config);
         }
         let mut command = plugin();
         self.environment(&mut command, verb, who);
@@ -237,6 +241,7 @@ impl Place {
             .env_clear()
             .env("RDMA_NETDEV_POLICY", self.policy())
             .env("RDMA_NODE_NAME", "n1")
+            .env("RDMA_HOST_ROOT", self.root("n1"))
             .arg(word)
             .args(arguments)
             .stdin(Stdio::null())
@@ -245,43 +250,35 @@ impl Place {
         command
     }
 
-    /// The addresses that are held, by the names in the store.
+    /// The addresses that are held, by the names of their files.
     pub(crate) fn held(&self) -> Vec<String> {
-        let mut held = Vec::new();
-        for path in self.files("leases") {
-            let name = path.file_name().unwrap().to_str().unwrap();
-            if let Some((address, _)) = name.split_once('@') {
-                held.push(address.split('+').next().unwrap().to_owned());
-            }
-        }
+        let files = self.files("").into_iter();
+        let mut held: Vec<String> = files
+            .filter(|path| host_root::is_lease(path))
+            .map(|path| {
+                let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+                let (subnet, byte) = (name(path.parent().unwrap()), name(&path));
+                match subnet.parse::<std::net::Ipv6Addr>() {
+                    Ok(first) => {
+                        let bits = first.to_bits() | u128::from(byte.parse::<u8>().unwrap());
+                        std::net::Ipv6Addr::from_bits(bits).to_string()
+                    }
+                    Err(_) => format!("{subnet}.{byte}"),
+                }
+            })
+            .collect();
         held.sort_by_key(|a| a.parse::<std::net::IpAddr>().unwrap());
         held
     }
 
-    /// The owners' records.
+    /// The records.
     pub(crate) fn records(&self) -> Vec<PathBuf> {
-        self.files("owners")
+        self.files("records")
     }
 
-    /// All files below a directory of the store.
+    /// All files below a directory of the leases.
     pub(crate) fn files(&self, below: &str) -> Vec<PathBuf> {
-        let mut files = Vec::new();
-        let mut directories = vec![self.store().join(below)];
-        while let Some(directory) = directories.pop() {
-            for entry in std::fs::read_dir(&directory)
-                .into_iter()
-                .flatten()
-                .flatten()
-            {
-                if entry.file_type().unwrap().is_dir() {
-                    directories.push(entry.path());
-                } else {
-                    files.push(entry.path());
-                }
-            }
-        }
-        files.sort();
-        files
+        host_root::files(&self.leases().join(below))
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use ipam::grants::Grant;
+use crate::grants::Grant;
 use jiff::Timestamp;
 
 use crate::api::document::{BlockObject, NodeId, NodeObject};

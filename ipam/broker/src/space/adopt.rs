@@ -15,7 +15,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipam::block::{network_around, single};
-use ipam::store::{Store, StoreError};
+use ipam::leases::LeaseError;
+
+use crate::leases::SpaceLeases;
 use ipnetwork::IpNetwork;
 use node_wire::FailureKind;
 use tokio::time::Instant;
@@ -26,7 +28,7 @@ use ipam::range::Range;
 
 impl Worker {
     /// Claims the blocks of leases that are in none of this node's.
-    pub(super) async fn adopt(&mut self, store: Option<&Store>) -> anyhow::Result<()> {
+    pub(super) async fn adopt(&mut self, store: Option<&SpaceLeases>) -> anyhow::Result<()> {
         if self.pace.adopt_at.is_none_or(|at| at > Instant::now()) {
             return Ok(());
         }
@@ -80,12 +82,16 @@ impl Worker {
     /// The addresses, ascending, each with the range that it is of.
     fn outside(
         &self,
-        store: &Store,
+        store: &SpaceLeases,
         known: &[RangeObject],
-    ) -> Result<Vec<(IpAddr, Range)>, StoreError> {
+    ) -> Result<Vec<(IpAddr, Range)>, LeaseError> {
         let noted = self.noted_ranges(Some(store))?;
-        let outside = store.outside_blocks()?.into_iter();
-        let outside = outside.filter(|lease| lease.network_name == self.space.network_name);
+        let outside = store.list()?.into_iter();
+        let is_granted = |address| {
+            let mut blocks = self.grants.blocks.iter();
+            blocks.any(|grant| grant.block.contains(address))
+        };
+        let outside = outside.filter(|lease| !is_granted(lease.address));
         let mut outside: Vec<(IpAddr, Range)> = outside
             .map(|lease| {
                 (

@@ -1,6 +1,6 @@
 //! Leases of whereabouts, which the networks of a space used before: their addresses are not leased
 //! here until those leases end. The policy names the namespace of its objects (`after`); they are only
-//! read, and go into [`ipam::grants::Grant::except`].
+//! read, and go into [`crate::grants::Grant::except`].
 //!
 //! An ADD of whereabouts that read the network before it changed may still run, on any node. So a
 //! broker that claims the first block of a range waits for [`Timing::settle`], longer than whereabouts

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
-use ipam::grants::Grant;
+use crate::grants::Grant;
 use ipnetwork::IpNetwork;
 use tokio::time::Instant;
 
-use super::usage;
 use crate::api::document::{BlockObject, Metadata};
+use crate::leases::BlockUse;
 
 #[derive(Debug, Default)]
 pub(super) struct NodeBlocks {
@@ -80,7 +80,7 @@ pub(super) struct Own {
     pub object: BlockObject,
     pub doubt: Option<Doubt>,
     pub granted: Instant,
-    pub usage: Option<usage::Known>,
+    pub usage: Option<BlockUse>,
     pub empty_since: Option<Instant>,
     pub noted: Option<(u64, Instant)>,
 }

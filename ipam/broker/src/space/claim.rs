@@ -3,10 +3,11 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
 
+use crate::grants::{Grant, MAX_BLOCKS};
 use ipam::block::{Blocks, network_around, overlap};
-use ipam::grants::{Grant, MAX_BLOCKS};
 use ipam::range::Range;
-use ipam::store::Store;
+
+use crate::leases::SpaceLeases;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
 use node::random::random64;
@@ -400,7 +401,7 @@ impl Worker {
 
     /// How many addresses of a range in a block are not leased.
     fn free_in(&self, range: &Range, network: IpNetwork) -> Result<u128, Failure> {
-        let used = |store: Store| store.block_use(self.space.network_name.as_deref(), network);
+        let used = |store: SpaceLeases| store.block_use(network);
         let used = self
             .open_store()
             .and_then(|store| store.map(used).transpose());

@@ -1,13 +1,15 @@
 //! Giving a block back, losing one, and finding out what became of one.
 //!
 //! Giving back has three steps: the grant goes, durably; then the local store is read, and a lease that
-//! is there keeps the block; then the object is removed. [`ipam::grants`] has why an ADD cannot cross
+//! is there keeps the block; then the object is removed. [`crate::grants`] has why an ADD cannot cross
 //! that. Killed after the first step, the broker finds at its next start an object without a grant.
 //! The removal may still be on its way, so the object gets a new version before it is granted.
 //! Leases in a block whose grant was gone at a kill get their block again by [`super::adopt`].
 
-use ipam::grants::Grant;
-use ipam::store::{Store, StoreError};
+use crate::grants::Grant;
+use ipam::leases::LeaseError;
+
+use crate::leases::SpaceLeases;
 use ipnetwork::IpNetwork;
 use serde_json::json;
 use tokio::time::Instant;
@@ -27,7 +29,7 @@ pub(super) enum GiveError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] LeaseError),
     #[error("write which blocks the node has: {0}")]
     Grants(#[from] std::io::Error),
 }
@@ -75,7 +77,7 @@ impl Worker {
     }
 
     /// Gives no further address of a block, if it has no lease. The order is what makes the answer true:
-    /// an ADD looks at the grant after its lease is there.
+    /// revoking takes the lock of the leases, so an ADD that leased in the block has ended then.
     fn revoke_if_empty(&mut self, network: IpNetwork) -> Result<bool, GiveError> {
         let grant = self.grant_on_disk(network);
         self.grants.revoke(network)?;
@@ -274,23 +276,23 @@ impl Worker {
         leases.unwrap_or_else(|error| vec![error.to_string()])
     }
 
-    fn read_leases_in(&self, network: IpNetwork) -> Result<Vec<String>, StoreError> {
-        let named = |store: &Store| -> Result<Vec<String>, StoreError> {
-            let used = store.block_use(self.space.network_name.as_deref(), network)?;
+    fn read_leases_in(&self, network: IpNetwork) -> Result<Vec<String>, LeaseError> {
+        let named = |store: &SpaceLeases| -> Result<Vec<String>, LeaseError> {
+            let used = store.block_use(network)?;
             let mut leases = Vec::new();
             if used.cooling_down > 0 {
                 leases.push(format!("{} addresses that cool down", used.cooling_down));
             }
+            let listed = match used.held.is_empty() {
+                true => Vec::new(),
+                false => store.list()?,
+            };
             for address in used.held {
-                let entries = match leases.len() < MOST_NAMED {
-                    true => store.entries_at(address)?,
-                    false => Vec::new(),
-                };
-                let lease = entries
-                    .into_iter()
-                    .filter(|entry| entry.freed.is_none())
-                    .filter(|entry| entry.network_name == self.space.network_name)
-                    .find_map(|entry| entry.record.ok());
+                let mut listed = listed.iter().take(match leases.len() < MOST_NAMED {
+                    true => usize::MAX,
+                    false => 0,
+                });
+                let lease = listed.find(|lease| lease.address == address);
                 leases.push(match lease {
                     Some(lease) => format!("{address} of {}", lease.holder),
                     None => address.to_string(),

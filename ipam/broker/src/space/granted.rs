@@ -5,8 +5,10 @@ use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
+use crate::grants::{Grant, Grants, GrantsError};
 use ipam::block::AddressSpace;
-use ipam::grants::{Grant, Grants, GrantsError};
+use ipam::leases::{Leased, Leases};
+use ipam::owned::{self, Owned};
 use ipnetwork::IpNetwork;
 
 #[derive(Debug)]
@@ -16,7 +18,11 @@ pub(super) struct GrantsFile {
     /// ID of the present boot: ADDs lease from its blocks only.
     boot: String,
     pub(super) noted: Grants,
-    /// Whether these are what the file has: a write that failed may have replaced it.
+    state_dir: PathBuf,
+    /// The node's name, in what it owns.
+    node: String,
+    leases: Leases,
+    /// Whether these are what the files have: a write that failed may have replaced one.
     is_written: bool,
 }
 
@@ -35,12 +41,17 @@ impl GrantsFile {
         state_dir: &Path,
         space: &AddressSpace,
         boot: String,
+        node: &str,
+        leases: Leases,
     ) -> Result<Self, GrantsError> {
-        let directory = ipam::grants::directory(state_dir, &space.store);
+        let directory = crate::grants::directory(state_dir, &space.store);
         Ok(Self {
             noted: Grants::read(&directory, space)?,
             is_written: true,
             space: space.clone(),
+            state_dir: state_dir.to_owned(),
+            node: node.to_owned(),
+            leases,
             boot,
             directory,
         })
@@ -100,9 +111,21 @@ impl GrantsFile {
     fn write(&mut self, grants: Grants) -> io::Result<()> {
         self.is_written = false;
         grants.write(&self.directory, &self.space)?;
+        self.own(&grants)?;
         self.noted = grants;
         self.is_written = true;
         Ok(())
+    }
+
+    /// Writes what ADDs lease from, under the lock of the leases: an ADD that has leased by what was
+    /// written before has ended then.
+    fn own(&self, grants: &Grants) -> io::Result<()> {
+        let own = |owned: &mut Owned, _: &Leased<'_>| {
+            owned.node.clone_from(&self.node);
+            let parts = grants.blocks.iter();
+            owned.parts = parts.map(|grant| (grant.block, grant.part())).collect();
+        };
+        owned::change(&self.leases, &self.state_dir, &self.space, own).map_err(io::Error::other)
     }
 
     /// Removes the file: one without blocks says what no file says.

@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use crate::grants::MAX_BLOCKS;
 use ipam::block::size;
-use ipam::grants::MAX_BLOCKS;
+use ipam::leases::{LeaseError, Noted};
 use ipam::range::Range;
-use ipam::store::{BlockStamp, BlockUse, Pool, Store, StoreError};
 use ipnetwork::IpNetwork;
-use jiff::Timestamp;
 use node::random::random64;
 use node_wire::{Failure, FailureKind};
 use serde_json::json;
@@ -20,6 +19,7 @@ use super::claim::Effort;
 use crate::api::document::Metadata;
 use crate::api::{ApiError, Changed};
 use crate::decide::supply::{OwnBlock, RangeUse};
+use crate::leases::{BlockUse, SpaceLeases};
 
 /// Of how long ago the use of a range is compared with.
 const GROWTH_TIME: Duration = Duration::from_secs(10);
@@ -29,13 +29,6 @@ const RANGES_INTERVAL: Duration = Duration::from_secs(30);
 const NONE_FREE_TIME: Duration = Duration::from_secs(60);
 /// How often the API is told how full a block is, at most.
 const NOTE_INTERVAL: Duration = Duration::from_secs(300);
-
-/// What of a block was in use when its directories had a stamp.
-#[derive(Debug, Default)]
-pub(super) struct Known {
-    stamp: Option<BlockStamp>,
-    pub(super) used: BlockUse,
-}
 
 /// Ranges that ADDs of this node use.
 #[derive(Debug, Default)]
@@ -80,37 +73,23 @@ impl Ranges {
 }
 
 /// The range that a pool notes.
-fn range_of(pool: &Pool) -> Option<Range> {
+fn range_of(pool: &Noted) -> Option<Range> {
     let range = Range::of_parts(pool.range, &pool.spans).ok()?;
     range.divided(pool.per_node).ok()
 }
 
 impl Worker {
-    /// Reads what of the blocks is leased, as far as that changed.
-    pub(super) fn refresh(&mut self, store: Option<&Store>) -> Result<(), StoreError> {
-        let name = self.space.network_name.as_deref();
-        let now = Timestamp::now().as_second();
-        let in_use = self.shared.timing.in_use.as_secs();
-        let in_use = i64::try_from(in_use).unwrap_or(i64::MAX);
+    /// Reads what of the blocks is leased.
+    pub(super) fn refresh(&mut self, store: Option<&SpaceLeases>) -> Result<(), LeaseError> {
         for (network, own) in &mut self.blocks.own {
             let Some(store) = store else {
-                own.usage = Some(Known::default());
+                own.usage = Some(BlockUse::default());
                 own.empty_since.get_or_insert_with(Instant::now);
                 continue;
             };
-            let stamp = store.block_stamp(name, *network)?;
-            let known = own.usage.as_ref();
-            if known.is_some_and(|known| {
-                known.stamp.as_ref() == Some(&stamp) && known.used.cooling_down == 0
-            }) {
-                continue;
-            }
-            let used = store.block_use(name, *network)?;
+            let used = store.block_use(*network)?;
             let is_empty = used.held.is_empty() && used.cooling_down == 0;
-            own.usage = Some(Known {
-                stamp: stamp.is_settled(now).then_some(stamp),
-                used,
-            });
+            own.usage = Some(used);
             match is_empty {
                 true => drop(own.empty_since.get_or_insert_with(Instant::now)),
                 false => own.empty_since = None,
@@ -122,19 +101,13 @@ impl Worker {
             .is_none_or(|read| read.elapsed() >= RANGES_INTERVAL)
             && let Some(store) = store
         {
-            self.ranges.in_use = store
-                .pools()?
-                .iter()
-                .filter(|pool| pool.network_name == self.space.network_name)
-                .filter(|pool| now.saturating_sub(pool.used) < in_use)
-                .filter_map(range_of)
-                .collect();
+            self.ranges.in_use = store.pools()?.iter().filter_map(range_of).collect();
             self.ranges.read = Some(Instant::now());
         }
         let lost: Vec<IpNetwork> = self.blocks.lost.keys().copied().collect();
         for network in lost {
             let held = match store {
-                Some(store) => store.block_use(name, network)?.held.len(),
+                Some(store) => store.block_use(network)?.held.len(),
                 None => 0,
             };
             match held {
@@ -146,9 +119,11 @@ impl Worker {
     }
 
     /// The ranges of the space that ADDs of this node noted.
-    pub(super) fn noted_ranges(&self, store: Option<&Store>) -> Result<Vec<Range>, StoreError> {
-        let mut pools = store.map_or(Ok(Vec::new()), Store::pools)?;
-        pools.retain(|pool| pool.network_name == self.space.network_name);
+    pub(super) fn noted_ranges(
+        &self,
+        store: Option<&SpaceLeases>,
+    ) -> Result<Vec<Range>, LeaseError> {
+        let pools = store.map_or(Ok(Vec::new()), SpaceLeases::pools)?;
         Ok(pools.iter().filter_map(range_of).collect())
     }
 
@@ -166,7 +141,7 @@ impl Worker {
             let held = own
                 .iter()
                 .filter_map(|(network, _)| self.blocks.own.get(network)?.usage.as_ref())
-                .flat_map(|known| &known.used.held)
+                .flat_map(|used| &used.held)
                 .filter(|address| range.gives(**address))
                 .count() as u128;
             let block_size = own.iter().map(|(network, _)| size(*network)).max();
@@ -244,7 +219,7 @@ impl Worker {
             let Some(known) = own.usage.as_ref().filter(|_| own.doubt.is_none()) else {
                 continue;
             };
-            let used = known.used.held.len() as u64;
+            let used = known.held.len() as u64;
             let is_due = match own.noted {
                 None => own.granted.elapsed() >= self.shared.timing.new,
                 Some((noted, at)) => {

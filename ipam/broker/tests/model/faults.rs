@@ -197,7 +197,12 @@ fn a_late_removal_does_not_remove_a_block_that_is_granted_again() {
         let before = api.object("addressblocks", &name);
         one.del(0);
         one.kill().await;
-        std::fs::remove_dir_all(ipam::grants::directory(&one.policy.state_dir, "default")).unwrap();
+        std::fs::remove_dir_all(rdma_ipam_broker::grants::directory(
+            &one.policy.state_dir,
+            "default",
+        ))
+        .unwrap();
+        std::fs::remove_dir_all(one.policy.state_dir.join(ipam::owned::DIRECTORY)).unwrap();
         one.start(&api);
         eventually("it is granted again", || one.granted() == [block]).await;
         let now = api.object("addressblocks", &name);
@@ -243,7 +248,8 @@ fn a_node_that_cannot_write_what_it_has_claims_no_more() {
     with_pods(1, async |api, one| {
         let before = api.blocks().len();
         // A rename fails here, as where the disk is full.
-        let file = ipam::grants::directory(&one.policy.state_dir, "default").join("default");
+        let file =
+            rdma_ipam_broker::grants::directory(&one.policy.state_dir, "default").join("default");
         std::fs::remove_file(&file).unwrap();
         std::fs::create_dir(&file).unwrap();
         let range = super::range(super::RANGE);
@@ -588,11 +594,12 @@ fn a_range_without_blocks_leaves_nothing() {
     with_pods(1, async |api, mut one| {
         one.kill().await;
         one.timing.late_events = Duration::from_millis(100);
-        one.timing.in_use = Duration::ZERO;
         one.start(&api);
         assert_eq!(api.names("addressranges"), [OBJECT]);
         one.del(0);
-        let file = ipam::grants::directory(&one.policy.state_dir, "default").join("default");
+        one.leases().tidy(Duration::ZERO).unwrap();
+        let file =
+            rdma_ipam_broker::grants::directory(&one.policy.state_dir, "default").join("default");
         eventually("the range is removed", || {
             api.names("addressranges").is_empty() && !file.exists()
         })
@@ -746,7 +753,12 @@ fn a_lease_in_another_nodes_block_gets_its_block_once_that_node_is_gone() {
     with_pods(1, async |api, mut one| {
         let block = one.granted()[0];
         one.kill().await;
-        std::fs::remove_dir_all(ipam::grants::directory(&one.policy.state_dir, "default")).unwrap();
+        std::fs::remove_dir_all(rdma_ipam_broker::grants::directory(
+            &one.policy.state_dir,
+            "default",
+        ))
+        .unwrap();
+        std::fs::remove_dir_all(one.policy.state_dir.join(ipam::owned::DIRECTORY)).unwrap();
         api.add_node("n2");
         let name = AddressSpace::new("default", None).block_name(block);
         let labels = json!({NODE_LABEL: label_hash("n2")});

@@ -20,10 +20,9 @@ use std::time::Duration;
 
 use api::{Api, Fault};
 use ipam::block::AddressSpace;
-use ipam::grants::Grants;
 use ipam::lease::Holder;
+use ipam::leases::{AddressRequest, LeaseError, Leases, Order, Ownership};
 use ipam::range::{Range, Spec};
-use ipam::store::{Order, Part, Space, Store, StoreError};
 use ipnetwork::IpNetwork;
 use node::identity::NodeIdentity;
 use node::policy::{BlockLength, Policy, Profile, StoreBounds, StoreKind, StorePolicy};
@@ -31,6 +30,7 @@ use node_wire::{BlockNeed, Failure, FailureKind, Gateway, PerNode};
 use proptest::prelude::*;
 use rdma_ipam_broker::api::{Client, Endpoint, Transport};
 use rdma_ipam_broker::broker::{self, Asker, Settings};
+use rdma_ipam_broker::grants::Grants;
 use rdma_ipam_broker::space::Timing;
 use tempfile::TempDir;
 use tokio::task::{JoinHandle, LocalSet};
@@ -96,7 +96,6 @@ impl Machine {
                 tick: Duration::from_millis(20),
                 new: Duration::from_millis(30),
                 empty: Duration::from_millis(60),
-                in_use: Duration::from_secs(86_400),
                 ask: Duration::from_millis(60),
                 question: Duration::from_millis(300),
                 retry: Duration::from_millis(100),
@@ -172,8 +171,8 @@ impl Machine {
         NodeIdentity::read(self.place.path(), &self.name).unwrap()
     }
 
-    fn store(&self) -> Store {
-        Store::open(&self.policy, "default", self.identity(), Path::new("/")).unwrap()
+    fn leases(&self) -> Leases {
+        Leases::open(self.place.path(), &self.identity().boot).unwrap()
     }
 
     fn holder(&self, container: &str) -> Holder {
@@ -183,8 +182,6 @@ impl Machine {
             container: container.into(),
             interface: "net1".into(),
             node: self.name.clone(),
-            machine: String::new(),
-            boot: self.identity().boot,
             netns: None,
             netns_inode: None,
             device: None,
@@ -204,27 +201,29 @@ impl Machine {
         let order = Order {
             holder: self.holder(&container),
             profile: Profile::Strict,
-            parts: vec![Part {
-                interface: None,
+            space: AddressSpace::new("default", None),
+            overlapping: true,
+            requests: vec![AddressRequest {
                 range: range.clone(),
-                space: Space {
-                    network_name: None,
-                    overlapping: true,
-                },
-                like: None,
+                same_host_number_as: None,
                 requested: None,
             }],
+            cooldown: Duration::ZERO,
+        };
+        let state_dir = self.policy.state_dir.clone();
+        let parts = Ownership::Parts {
+            state_dir: &state_dir,
+            last_resort: true,
         };
         for _ in 0..8 {
-            match self.store().take(&order) {
+            match self.leases().take(&order, &parts) {
                 Ok(leases) => {
                     let address = leases[0].address;
                     self.pods.insert(container, address);
-                    self.store().note_pool(&range, None, true, "rail");
                     return Ok(address);
                 }
                 Err(refused) => match refused.error {
-                    StoreError::NeedsBlock(_) => {
+                    LeaseError::NeedsRoom(_) => {
                         self.ask(&range).await.map_err(|failure| failure.kind)?;
                     }
                     other => panic!("{other}"),
@@ -243,7 +242,7 @@ impl Machine {
 
     /// The blocks that its ADDs go by.
     fn granted(&self) -> Vec<IpNetwork> {
-        let directory = ipam::grants::directory(&self.policy.state_dir, "default");
+        let directory = rdma_ipam_broker::grants::directory(&self.policy.state_dir, "default");
         let grants = Grants::read(&directory, &AddressSpace::new("default", None)).unwrap();
         grants.networks()
     }
@@ -261,7 +260,9 @@ impl Machine {
         let Some(container) = containers.get(which % containers.len().max(1)) else {
             return;
         };
-        self.store().give_back(container, "net1", "rail").unwrap();
+        self.leases()
+            .release(container, "net1", "rail", Duration::ZERO)
+            .unwrap();
         self.pods.remove(container);
     }
 

@@ -6,12 +6,11 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::rc::Rc;
 
+use crate::grants::{Grant, Grants, MAX_BLOCKS};
 use ipam::block::AddressSpace;
-use ipam::grants::{Grant, Grants, MAX_BLOCKS};
 use ipam::lease::Holder;
+use ipam::leases::{AddressRequest, Leases, Order, Ownership};
 use ipam::range::{Range, Spec};
-use ipam::store::{Order, Part, Space};
-use node::identity::NodeIdentity;
 use node::policy::{BlockLength, Policy, Profile, StoreBounds, StoreKind, StorePolicy};
 use node_wire::FailureKind;
 
@@ -23,7 +22,9 @@ use crate::space::{Shared, Timing};
 
 /// A node with one block, whose API does not answer.
 fn worker(place: &Path) -> Worker {
-    std::fs::create_dir_all(place.join("leases")).unwrap();
+    let kernel = place.join("proc/sys/kernel/random");
+    std::fs::create_dir_all(&kernel).unwrap();
+    std::fs::write(kernel.join("boot_id"), "b1").unwrap();
     let store = StorePolicy {
         directory: place.join("leases"),
         kind: StoreKind::Kubernetes {
@@ -53,7 +54,7 @@ fn worker(place: &Path) -> Worker {
     let shared = Shared {
         client: Client::new(Transport::new(endpoint).unwrap(), "test"),
         policy,
-        root: "/".into(),
+        root: place.into(),
         name: "n1".into(),
         me: RefCell::new(Some(me.clone())),
         nodes: RefCell::default(),
@@ -92,26 +93,18 @@ fn granted(worker: &Worker) -> Vec<Grant> {
         .blocks
 }
 
-fn store(worker: &Worker) -> Store {
-    let node = NodeIdentity::read(Path::new("/"), "n1").unwrap();
-    Store::open(&worker.shared.policy, "default", node, Path::new("/")).unwrap()
+fn leases(worker: &Worker) -> Leases {
+    worker.shared.leases().unwrap()
 }
 
 fn lease(worker: &Worker) {
-    let store = store(worker);
-    let boot = store.node().boot.clone();
     let spec = Spec {
         range: "10.0.0.0/24",
         ..Spec::default()
     };
-    let part = Part {
-        interface: None,
+    let request = AddressRequest {
         range: Range::new(&spec, Profile::Strict).unwrap(),
-        space: Space {
-            network_name: None,
-            overlapping: true,
-        },
-        like: None,
+        same_host_number_as: None,
         requested: None,
     };
     let holder = Holder {
@@ -120,8 +113,6 @@ fn lease(worker: &Worker) {
         container: "c1".into(),
         interface: "net1".into(),
         node: "n1".into(),
-        machine: String::new(),
-        boot,
         netns: None,
         netns_inode: None,
         device: None,
@@ -129,9 +120,16 @@ fn lease(worker: &Worker) {
     let order = Order {
         holder,
         profile: Profile::Strict,
-        parts: vec![part],
+        space: worker.space.clone(),
+        overlapping: true,
+        requests: vec![request],
+        cooldown: worker.shared.policy.ipam.cooldown,
     };
-    store.take(&order).unwrap();
+    let parts = Ownership::Parts {
+        state_dir: &worker.shared.policy.state_dir,
+        last_resort: true,
+    };
+    leases(worker).take(&order, &parts).unwrap();
 }
 
 #[tokio::test]
@@ -156,7 +154,9 @@ async fn a_block_is_not_given_back_while_an_address_cools_down() {
     let mut worker = worker(place.path());
     worker.refresh(None).unwrap();
     lease(&worker);
-    store(&worker).give_back("c1", "net1", "rail").unwrap();
+    leases(&worker)
+        .release("c1", "net1", "rail", worker.shared.policy.ipam.cooldown)
+        .unwrap();
     worker.give_back(block()).await.unwrap();
     assert_eq!(granted(&worker).len(), 1);
     assert!(worker.shared.client.transport().requests().is_empty());
@@ -171,7 +171,7 @@ async fn a_grant_whose_write_failed_half_way_is_revoked_on_disk() {
     let file = worker
         .grants
         .directory()
-        .join(worker.space.directory_name());
+        .join("default");
     // As where the directory cannot be synced after the rename.
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir_all(file.join("full")).unwrap();

@@ -1,33 +1,17 @@
 //! Which blocks of addresses the cluster gave to this node: `<stateDir>/blocks/<store>/<space>`, one
-//! JSON file for each space. The broker writes it after the API has acknowledged a block. It is
-//! replaced as a whole, and durable before the broker goes on.
-//!
-//! The file outlives a reboot, and another node may have taken a block while the machine was off. So
-//! each block has the boot in which the API acknowledged it last, and an ADD leases from those of
-//! the present boot only.
-//!
-//! # Why giving a block back and an ADD in it cannot cross
-//! The broker takes the block out of the file, then looks for leases in it; if it finds one, it puts
-//! the block back. An ADD makes its lease entry, then looks whether the file still has the block; if
-//! not, it withdraws. One of the two looks last. If it is the ADD, the block was out by then, and it
-//! withdraws. If it is the broker, the lease was there by then, and the block stays. Both may give
-//! way. No lock is needed, and either may die anywhere: a lease without the second look keeps the
-//! block until its owner's DEL.
+//! JSON file for each space, the broker's own memory. It is written after the API has acknowledged a
+//! block, is replaced as a whole, and is durable before the broker goes on. What of it ADDs lease from
+//! is written beside it as what the node owns ([`ipam::owned`]).
 
-use crate::block::AddressSpace;
-use crate::range::Range;
-use crate::store::network_name_of;
-#[cfg(test)]
-use crate::store::simulated;
+use ipam::block::AddressSpace;
+use ipam::owned::{OwnedNetwork, OwnedPart};
+use ipam::range::{Range, gateway_in};
 use ipnetwork::IpNetwork;
-use nix::fcntl::OFlag;
 use node::trust;
 use node_wire::PerNode;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A file is no longer than this, in bytes: more than [`MAX_BLOCKS`] of the longest, with all of 64
@@ -62,6 +46,20 @@ impl Grant {
         let range = Range::whole(self.block).divided(self.per_node);
         let size = range.map_or(0, |range| range.size_within(self.block));
         u64::try_from(size).unwrap_or(u64::MAX)
+    }
+
+    /// What the node owns by it.
+    #[must_use]
+    pub fn part(&self) -> OwnedPart {
+        let network = |of: PerNode| OwnedNetwork {
+            gateway: gateway_in(of, self.block),
+        };
+        OwnedPart {
+            id: self.uid.clone(),
+            boot: self.boot.clone(),
+            network: self.per_node.map(network),
+            except: self.except.clone(),
+        }
     }
 
     /// Whether the node may lease an address by it.
@@ -137,7 +135,8 @@ impl Grants {
     /// # Errors
     /// [`GrantsError`]: the file is not one of ours.
     pub fn read(directory: &Path, space: &AddressSpace) -> Result<Self, GrantsError> {
-        Ok(Reading::new(directory, space)?.grants)
+        let path = directory.join(file_of(space));
+        read(&path, space).map_err(|why| GrantsError { path, why })
     }
 
     /// Replaces those of a space, durably.
@@ -152,7 +151,7 @@ impl Grants {
             let why = format!("it would be longer than {MAX_BYTES} bytes");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
         }
-        node::file::replace(&directory.join(space.directory_name()), text)
+        node::file::replace(&directory.join(file_of(space)), text)
     }
 
     /// Removes those of a space that has none. Not durably: a file that comes back says the same.
@@ -160,50 +159,16 @@ impl Grants {
     /// # Errors
     /// What the kernel said; that there is no file is none.
     pub fn remove(directory: &Path, space: &AddressSpace) -> io::Result<()> {
-        match std::fs::remove_file(directory.join(space.directory_name())) {
+        match std::fs::remove_file(directory.join(file_of(space))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
-    }
-
-    /// The blocks that an ADD in a boot can lease from.
-    #[must_use]
-    pub fn of_boot(mut self, boot: &str) -> Self {
-        self.blocks.retain(|grant| grant.boot == boot);
-        self
-    }
-
-    /// The blocks that are of a range's division.
-    fn of(&self, range: &Range) -> impl Iterator<Item = &Grant> {
-        let divided = range.per_node();
-        let grants = self.blocks.iter();
-        grants.filter(move |grant| grant.per_node == divided)
-    }
-
-    /// Whether the node may lease an address of a range. It never leases the gateway of its network.
-    #[must_use]
-    pub fn may_lease(&self, range: &Range, address: IpAddr) -> bool {
-        range.gateway_of(address) != Some(address) && self.of(range).any(|grant| grant.has(address))
-    }
-
-    /// A range, of which only the blocks' addresses are given.
-    #[must_use]
-    pub fn cut(&self, range: &Range) -> Range {
-        let blocks: Vec<IpNetwork> = self.of(range).map(|grant| grant.block).collect();
-        range.within(&blocks)
     }
 
     /// Whether an address is in one of the blocks, and may be leased.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         self.blocks.iter().any(|grant| grant.has(address))
-    }
-
-    /// The addresses of the blocks that are not given.
-    #[must_use]
-    pub fn exceptions(&self) -> Vec<IpNetwork> {
-        let except = self.blocks.iter().flat_map(|grant| &grant.except);
-        except.copied().map(IpNetwork::from).collect()
     }
 
     #[must_use]
@@ -217,65 +182,27 @@ impl Grants {
     }
 }
 
-/// What a file said, and whether it says so still.
-#[derive(Debug)]
-pub(crate) struct Reading {
-    path: PathBuf,
-    /// Held open: another file cannot have its inode meanwhile.
-    file: Option<File>,
-    pub(crate) grants: Grants,
-    /// Which file it was, if it was simulated.
-    #[cfg(test)]
-    simulated: Option<u32>,
-}
-
-impl Reading {
-    pub(crate) fn new(directory: &Path, space: &AddressSpace) -> Result<Self, GrantsError> {
-        let path = directory.join(space.directory_name());
-        #[cfg(test)]
-        if let Some((file, text)) = simulated::grants() {
-            return Ok(Self {
-                path,
-                file: None,
-                grants: serde_json::from_slice(&text).unwrap(),
-                simulated: Some(file),
-            });
-        }
-        match read(&path, space) {
-            Ok((file, grants)) => Ok(Self {
-                path,
-                file,
-                grants,
-                #[cfg(test)]
-                simulated: None,
-            }),
-            Err(why) => Err(GrantsError { path, why }),
-        }
-    }
-
-    /// Whether the file is the one that was read. The broker replaces it, and never writes into it.
-    pub(crate) fn is_current(&self) -> bool {
-        #[cfg(test)]
-        if self.simulated.is_some() {
-            return self.simulated == simulated::grants().map(|(file, _)| file);
-        }
-        let there = std::fs::symlink_metadata(&self.path);
-        match (&self.file, there) {
-            (None, Err(error)) => error.kind() == io::ErrorKind::NotFound,
-            (Some(file), Ok(there)) => file
-                .metadata()
-                .is_ok_and(|read| (read.dev(), read.ino()) == (there.dev(), there.ino())),
-            _ => false,
-        }
+/// The file of a space.
+fn file_of(space: &AddressSpace) -> String {
+    match &space.network_name {
+        Some(name) => format!("net.{name}"),
+        None => "default".to_owned(),
     }
 }
 
-fn read(path: &Path, space: &AddressSpace) -> Result<(Option<File>, Grants), String> {
+/// The `network_name` of a space's file.
+fn network_name_of(file: &str) -> Option<Option<String>> {
+    match file.strip_prefix("net.") {
+        Some(name) => Some(Some(name.to_owned())),
+        None => (file == "default").then_some(None),
+    }
+}
+
+fn read(path: &Path, space: &AddressSpace) -> Result<Grants, String> {
     let said = |error: trust::Error| error.to_string();
-    let Some(mut file) = trust::open(path, OFlag::O_RDONLY).map_err(said)? else {
-        return Ok((None, Grants::none(space)));
+    let Some(text) = trust::read(path, MAX_BYTES).map_err(said)? else {
+        return Ok(Grants::none(space));
     };
-    let text = trust::content(path, &mut file, MAX_BYTES).map_err(said)?;
     let grants: Grants = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     if grants.version != VERSION {
         return Err(format!(
@@ -286,7 +213,7 @@ fn read(path: &Path, space: &AddressSpace) -> Result<(Option<File>, Grants), Str
     if grants.network_name != space.network_name {
         return Err("it is of another network_name".to_owned());
     }
-    Ok((Some(file), grants))
+    Ok(grants)
 }
 
 #[cfg(test)]
@@ -327,28 +254,6 @@ mod tests {
     }
 
     #[test]
-    fn an_add_leases_from_blocks_of_its_own_boot() {
-        let space = AddressSpace::new("default", None);
-        let grants = granted(&space, &["10.0.0.16/28"]);
-        assert_eq!(grants.clone().of_boot("b1"), grants);
-        assert_eq!(grants.of_boot("b2").blocks, []);
-    }
-
-    #[test]
-    fn the_gateway_of_a_nodes_network_is_not_leased() {
-        let per_node = PerNode {
-            prefix: 29,
-            gateway: Some(node_wire::Gateway::First),
-        };
-        let mut grants = granted(&AddressSpace::new("default", None), &["10.0.0.8/29"]);
-        grants.blocks[0].per_node = Some(per_node);
-        let range = Range::whole("10.0.0.0/24".parse().unwrap());
-        let range = range.divided(Some(per_node)).unwrap();
-        assert!(!grants.may_lease(&range, "10.0.0.9".parse().unwrap()));
-        assert!(grants.may_lease(&range, "10.0.0.10".parse().unwrap()));
-    }
-
-    #[test]
     fn as_many_blocks_as_a_node_may_have_are_read_back() {
         let place = tempfile::tempdir().unwrap();
         let name = "n".repeat(200);
@@ -386,30 +291,10 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_file_is_seen() {
-        let place = tempfile::tempdir().unwrap();
-        let space = AddressSpace::new("default", None);
-        let none = Reading::new(place.path(), &space).unwrap();
-        assert!(none.is_current());
-        let grants = granted(&space, &["10.0.0.16/28"]);
-        grants.write(place.path(), &space).unwrap();
-        assert!(!none.is_current());
-        let one = Reading::new(place.path(), &space).unwrap();
-        assert!(one.is_current());
-        // The same text in a new file: whoever wrote it may have looked at the leases between.
-        for _ in 0..3 {
-            grants.write(place.path(), &space).unwrap();
-            assert!(!one.is_current());
-        }
-        std::fs::remove_file(&one.path).unwrap();
-        assert!(!one.is_current());
-    }
-
-    #[test]
     fn what_is_no_grants_file_is_refused() {
         let place = tempfile::tempdir().unwrap();
         let space = AddressSpace::new("default", None);
-        let path = place.path().join(space.directory_name());
+        let path = place.path().join(file_of(&space));
         for (text, says) in [
             ("", "EOF"),
             (r#"{"version": 2, "blocks": []}"#, "version 2"),
