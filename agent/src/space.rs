@@ -280,10 +280,7 @@ impl Space {
     /// Ranges from which pods of this node have addresses, or were asked for lately.
     fn in_use(&self) -> Result<Vec<Range>, Fault> {
         let pools = self.leases.pools().map_err(|error| error.to_string())?;
-        let pools = pools.iter().filter(|pool| {
-            let space = pool.space.as_ref();
-            space.is_some_and(|of| of.space == self.space)
-        });
+        let pools = pools.iter().filter(|pool| pool.space.space == self.space);
         let pools = pools.filter_map(|pool| Range::of_parts(pool.range, &pool.spans).ok());
         let goals = self
             .goals
