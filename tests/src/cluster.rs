@@ -19,6 +19,7 @@ use tempfile::TempDir;
 use crate::api_server::ApiServer;
 use crate::bin_under_test::product;
 use crate::cni::{Answer, answer};
+use crate::host_root;
 
 /// The namespace of the blocks.
 pub const NAMESPACE: &str = "rdma-test";
@@ -92,7 +93,6 @@ impl BrokerNode {
     /// The Node cannot be made, or a file.
     pub fn new(server: &ApiServer, name: &str, store: &Value) -> Result<Self> {
         let place = TempDir::new()?;
-        fs::create_dir(place.path().join("leases"))?;
         let store = local_store(place.path(), store);
         if server.node_uid(name)?.is_none() {
             server.add_node(name)?;
@@ -105,6 +105,8 @@ impl BrokerNode {
             place,
         };
         fs::DirBuilder::new().mode(0o700).create(node.path("run"))?;
+        host_root::make(&node.path("root"))?;
+        std::os::unix::fs::symlink(node.path("run"), node.path("root/run/rdma-netdev"))?;
         node.write_policy(&store)?;
         Ok(node)
     }
@@ -164,6 +166,7 @@ impl BrokerNode {
         let mut command = Command::new(product("rdma-ipam-broker")?);
         command.env_clear();
         let child = command
+            .env("RDMA_HOST_ROOT", self.path("root"))
             .arg("--policy")
             .arg(self.path("policy.json"))
             .arg("--kubeconfig")
@@ -230,6 +233,7 @@ impl BrokerNode {
         let mut command = Command::new(product("rdmactl")?);
         command
             .env_clear()
+            .env("RDMA_HOST_ROOT", self.path("root"))
             .arg("addresses")
             .args(arguments)
             .arg("--policy")

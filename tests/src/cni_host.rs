@@ -41,7 +41,7 @@ impl CniHost {
     /// The plugin is not built, or the kernel has no veth.
     pub fn new() -> Result<Self> {
         let netns = Netns::new("cnih")?;
-        let host = Self {
+        let mut host = Self {
             netns,
             directory: TempDir::new()?,
             plugin: bin_under_test::product("rdma-netdev")?,
@@ -67,6 +67,7 @@ impl CniHost {
         }
         host.policy(&json!({}))?;
         host_root::make(&host.root())?;
+        host.netns.set_root(host.root());
         Ok(host)
     }
 

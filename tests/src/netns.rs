@@ -18,9 +18,16 @@ use nix::sched::{CloneFlags, setns};
 pub struct Netns {
     name: String,
     path: PathBuf,
+    /// The host's root for programs that are started inside.
+    root: Option<PathBuf>,
 }
 
 impl Netns {
+    /// Programs that are started inside find the host's files below `root`.
+    pub fn set_root(&mut self, root: PathBuf) {
+        self.root = Some(root);
+    }
+
     /// Makes a namespace with a name of its own (`<stem>-<pid>-<n>`) and its loopback up.
     ///
     /// # Errors
@@ -45,7 +52,11 @@ impl Netns {
         let name = format!("{stem}-{}-{count}", process::id());
         run(Command::new("ip").arg("netns").args(verb(&name)))?;
         let path = Path::new("/run/netns").join(&name);
-        let netns = Self { name, path };
+        let netns = Self {
+            name,
+            path,
+            root: None,
+        };
         netns.ip("link set lo up")?;
         Ok(netns)
     }
@@ -69,6 +80,9 @@ impl Netns {
         command
             .args(["netns", "exec", &self.name])
             .arg(program.as_ref());
+        if let Some(root) = &self.root {
+            command.env("RDMA_HOST_ROOT", root);
+        }
         command
     }
 

@@ -277,7 +277,7 @@ impl<'a> Taking<'a> {
             return Err(error.into());
         }
         // It decides nothing.
-        let _ = self.note(&chosen, &mut view);
+        let _ = self.note(&mut view);
         Ok(Attempt::Taken(leases))
     }
 
@@ -528,32 +528,29 @@ impl<'a> Taking<'a> {
         Ok(())
     }
 
-    /// Notes where ranges have room, where that is not what was noted.
-    fn note(&self, chosen: &[Chosen], view: &mut View) -> Result<(), LeaseError> {
+    /// Notes where ranges have room, where that is not what was noted: what is leased out of the order
+    /// says nothing of the addresses before it.
+    fn note(&self, view: &mut View) -> Result<(), LeaseError> {
         let order = self.order;
-        let before = view.ranges.clone();
-        for ((request, of), place) in order.requests.iter().zip(chosen).zip(&self.places) {
+        for (request, place) in order.requests.iter().zip(&self.places) {
             let space = order.space_of(request);
-            let is_lowest = place.is_none_or(|place| place.cooling == Cooling::Wait);
             let ranges = self.ranges(view, &space)?;
+            let before = ranges.clone();
             let known = ranges
                 .0
                 .iter()
                 .find(|pool| pool.range == request.range.subnet());
-            let subnet = match (is_lowest && request.requested.is_none(), known) {
-                // What is leased out of the order says nothing of the addresses before it.
-                (false, Some(known)) => Subnet::of(known.room),
-                (false, None) => match request.range.lowest() {
+            let room = match (place, known) {
+                (Some(place), _) if place.cooling == Cooling::Wait => place.subnet,
+                (_, Some(known)) => Subnet::of(known.room),
+                (_, None) => match request.range.lowest() {
                     Some(lowest) => Subnet::of(lowest),
                     None => continue,
                 },
-                (true, _) => Subnet::of(of.lease.address),
             };
-            ranges.note(&request.range, &order.holder.network, subnet);
-        }
-        for (space, ranges) in &view.ranges {
-            if before.get(space) != Some(ranges) {
-                self.leases.write_ranges(space, ranges)?;
+            ranges.note(&request.range, &order.holder.network, room);
+            if *ranges != before {
+                self.leases.write_ranges(&space, ranges)?;
             }
         }
         Ok(())

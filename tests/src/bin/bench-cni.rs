@@ -15,6 +15,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use e2e::bin_under_test::product;
+use e2e::host_root;
 use e2e::measure::{Cost, Costs, Row, cost_of, row, table};
 use e2e::need::REFERENCE_PLUGINS;
 use e2e::netns::{Netns, run};
@@ -76,7 +77,8 @@ impl Side {
             .env("CNI_NETNS", self.pod.path())
             .env("CNI_IFNAME", ifname)
             .env("CNI_PATH", REFERENCE_PLUGINS)
-            .env("RDMA_NETDEV_POLICY", &self.policy);
+            .env("RDMA_NETDEV_POLICY", &self.policy)
+            .env("RDMA_HOST_ROOT", self.policy.with_file_name("host"));
         if let Some(root) = &self.host_root {
             process
                 .env("RDMA_HOST_ROOT", root)
@@ -165,18 +167,18 @@ impl Fixture {
                 run(Command::new("ip").args(command.split_whitespace()))?;
             }
         }
+        let directory = TempDir::new()?;
+        host_root::make(&directory.path().join("host"))?;
         Ok(Fixture {
-            directory: TempDir::new()?,
+            directory,
             netdev: product("rdma-netdev")?,
         })
     }
 
     fn policy(&self) -> Result<PathBuf> {
         let directory = self.directory.path();
-        fs::create_dir_all(directory.join("leases"))?;
         let policy = json!({
             "stateDir": directory.join("state"),
-            "stores": {"default": {"type": "file", "directory": directory.join("leases")}},
             "ipam": {"cooldown": "0s"},
             "allow": {"nonRdma": true, "virtual": true, "unallocated": true, "ipam": ["rdma-ipam", "host-local"]},
         });

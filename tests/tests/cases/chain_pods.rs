@@ -73,12 +73,11 @@ impl World {
         let shipped = manifests().join("examples/perftest/nad.yaml");
         fs::copy(&shipped, node.path("networks/nad.yaml"))
             .with_context(|| format!("copy {}", shipped.display()))?;
-        fs::create_dir(node.path("leases"))?;
+        e2e::host_root::make(&node.path("root"))?;
         let policy = json!({
             "version": 1,
             "node": "node1",
             "stateDir": node.path("netdev"),
-            "stores": {"default": {"type": "file", "directory": node.path("leases")}},
             "allow": {"nonRdma": true},
         });
         fs::write(node.path("policy.json"), policy.to_string())?;
@@ -121,6 +120,7 @@ impl World {
     fn call(&self, command: &str, pod: &Pod, netns: &Path) -> Result<Answer> {
         let call = self.node.multus(pod, netns)?;
         let call = call.env("RDMA_NETDEV_POLICY", self.node.path("policy.json"));
+        let call = call.env("RDMA_HOST_ROOT", self.node.path("root"));
         call.run(command, &self.node.multus_conf())
     }
 
@@ -128,6 +128,7 @@ impl World {
     fn leases(&self) -> Result<Vec<String>> {
         let mut list = self.node.host.command(product("rdmactl")?);
         list.env("RDMA_NETDEV_POLICY", self.node.path("policy.json"))
+            .env("RDMA_HOST_ROOT", self.node.path("root"))
             .args(["addresses", "--json"]);
         let document: Value = serde_json::from_str(&run(&mut list)?)?;
         let leases = document["leases"].as_array().context("no list")?;

@@ -609,24 +609,18 @@ fn what_a_dead_pod_leased_is_freed_by_the_wait_for_it() -> Result<()> {
             .on_host(&host.netns)
             .env("RDMA_NETDEV_POLICY", host.directory().join("policy.json"))
             .env("RDMA_NODE_NAME", "node-1")
+            .env("RDMA_HOST_ROOT", host.root())
     };
     for (pod, container) in pods.iter().zip(["crashed", "alive"]) {
         call(pod, container)
             .run("ADD", config.to_string().as_bytes())?
             .success()?;
     }
-    let records = Command::new("grep")
-        .args(["--recursive", "--files-with-matches", "\"crashed\""])
-        .arg(host.directory().join("leases/owners"))
-        .output()?;
-    let records = String::from_utf8(records.stdout)?;
-    ensure!(records.lines().count() == 1, "{records}");
-    for record in records.lines() {
-        let mut lease: Value = serde_json::from_slice(&fs::read(record)?)?;
-        lease["boot"] = json!("11111111-2222-3333-4444-555555555555");
-        lease["created"] = json!("2001-01-01T00:00:00Z");
-        fs::write(record, lease.to_string())?;
-    }
+    let record = e2e::host_root::leases(&host.root()).join("records/crashed:net1");
+    let mut lease: Value = serde_json::from_slice(&fs::read(&record)?)?;
+    lease["netns"] = json!("/run/netns/of-a-pod-that-ended");
+    lease["sinceBootMs"] = json!(0);
+    fs::write(&record, lease.to_string())?;
     let uninstall = || -> Result<Command> {
         let mut command = host.netns.command(product("rdma-device-plugin")?);
         command.args(["uninstall", "--yes", "--policy"]);
@@ -755,7 +749,7 @@ fn a_node_is_cleaned_in_a_container_after_a_try_that_failed_half_way() -> Result
     let output = uninstall("")?;
     let said = String::from_utf8(output.stderr)?;
     ensure!(output.status.success(), "{said}");
-    for directory in ["etc", "state", "leases"] {
+    for directory in ["etc", "state"] {
         let rest = fs::read_dir(host.directory().join(directory))?;
         let rest: Vec<_> = rest.collect::<Result<_, _>>()?;
         ensure!(rest.is_empty(), "{directory}: {rest:?}");

@@ -21,26 +21,6 @@ use serde_json::{Value, json};
 use super::dp_admin::{POOLS, document};
 
 pub(crate) const CASES: &[Case] = &[
-    case!(a_child_on_a_returned_netdev_makes_its_hca_unhealthy, Root),
-    case!(
-        attachments_are_shown_with_the_state_of_their_namespace,
-        Root,
-        Netns,
-        Macvlan
-    ),
-    case!(
-        attachments_and_leases_of_dead_pods_are_reclaimed,
-        Root,
-        Netns,
-        Macvlan
-    ),
-    case!(
-        a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting,
-        Root,
-        Netns,
-        Macvlan,
-        Fuse
-    ),
 ];
 
 /// Two pods with a macvlan and an address each, attached long ago: `dead` and `alive`.
@@ -82,15 +62,6 @@ impl Pods {
 
     fn policy(&self) -> PathBuf {
         self.host.directory().join("policy.json")
-    }
-
-    /// The node's policy with another store, which is named before the other one.
-    fn policy_with_store(&self, directory: &Path) -> Result<PathBuf> {
-        let mut policy: Value = serde_json::from_slice(&fs::read(self.policy())?)?;
-        policy["stores"]["a-share"] = json!({"type": "file", "directory": directory});
-        let file = self.host.directory().join("policy-with-store.json");
-        fs::write(&file, policy.to_string())?;
-        Ok(file)
     }
 
     fn leases(&self) -> Result<Vec<Value>> {
@@ -196,40 +167,6 @@ fn attachments_and_leases_of_dead_pods_are_reclaimed() -> Result<()> {
     pods.dead.delete()?;
     let mut daemon = pods.daemon(&pods.policy())?;
     pods.reclaimed()?;
-    daemon.end();
-    pods.end()
-}
-
-fn a_store_whose_server_does_not_answer_keeps_no_other_reclaim_waiting() -> Result<()> {
-    let share = tempfile::tempdir()?;
-    let _mount = Unanswered::on(share.path())?;
-    let pods = Pods::new()?;
-    pods.dead.delete()?;
-    let policy = pods.policy_with_store(share.path())?;
-    let status = pods.pods(&policy)?.to_string();
-    for part in ["10.9.0.11", "leases of store \\\"a-share\\\": it is late: "] {
-        assert!(status.contains(part), "no {part} in {status}");
-    }
-    let mut daemon = pods.daemon(&policy)?;
-    pods.reclaimed()?;
-
-    // It is said once, and rounds go on.
-    let late = "the clean-up of store \"a-share\" is late"
-        .escape_default()
-        .to_string();
-    for _ in 0..400 {
-        thread::sleep(Duration::from_millis(100));
-        if pods.log()?.contains(&late) {
-            break;
-        }
-    }
-    thread::sleep(Duration::from_secs(3));
-    let log = pods.log()?;
-    ensure!(log.matches("is late").count() == 1, "{log}");
-    let threads = fs::read_dir(format!("/proc/{}/task", daemon.0.id()))?
-        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .filter(|name| name.trim() == "reclaim");
-    assert_eq!(threads.count(), 1, "more than one thread is stuck");
     daemon.end();
     pods.end()
 }

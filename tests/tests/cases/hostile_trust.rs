@@ -35,9 +35,6 @@ cases! {
     a_fifo_for_node_addresses_stops_add_at_once: Macvlan => state_file("node-addresses", fifo);
     a_link_for_exclusive_hcas_stops_add: Macvlan => state_file("exclusive-hcas", link);
     exclusive_hcas_of_three_gigabytes_stop_add_at_once: Macvlan => state_file("exclusive-hcas", huge);
-    a_fifo_for_a_stores_format_stops_add_at_once: Macvlan => format(fifo);
-    a_stores_format_of_three_gigabytes_stops_add_at_once: Macvlan => format(huge);
-    a_stores_format_that_others_can_write_stops_add: Macvlan => format(|path| chmod(path, 0o666));
     a_fifo_for_a_policy_stops_add_at_once => policy_file(fifo);
     a_policy_of_three_gigabytes_stops_add_at_once => policy_file(huge);
     a_link_to_a_policy_is_refused => policy_file(link);
@@ -175,20 +172,6 @@ fn state_file(name: &str, spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
     answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
     answer_of(&scene.call(), "DEL", &scene.child())?.success()?;
     Ok(())
-}
-
-fn format(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {
-    let scene = Scene::furnished()?;
-    let before = scene.host_state()?;
-    answer_of(&scene.call(), "ADD", &scene.child())?.success()?;
-    let path = scene.host.directory().join("leases/FORMAT");
-    let text = fs::read(&path)?;
-    spoil(&path)?;
-    let other = scene.another_pod()?;
-    let answer = at_once(&scene.call_of(&other, "c2", "net1"), "ADD", &scene.child())?;
-    refusal(&answer, &[STATE], &["FORMAT"])?;
-    mend(&path, &text)?;
-    scene.del_returns(&scene.child(), &before)
 }
 
 fn policy_file(spoil: impl Fn(&Path) -> Result<()>) -> Result<()> {

@@ -510,7 +510,7 @@ fn an_exhausted_range_is_named() {
 fn whole_networks_of_ipv6_cost_nothing_and_work_to_their_end() {
     let place = Place::new();
     let ask = |who: &str, ipam: Value| place.add(&c(who), &network("rdma-ipam", ipam)).address();
-    assert_eq!(ask("a", json!({"range": "fd99::/8"})), "fd99::1/8");
+    assert_eq!(ask("a", json!({"range": "fd00::/8"})), "fd00::1/8");
     let upper = json!({"range": "2001:db8::/64", "range_start": "2001:db8::8000:0:0:1"});
     assert_eq!(ask("b", upper.clone()), "2001:db8::8000:0:0:1/64");
     assert_eq!(ask("c", upper), "2001:db8::8000:0:0:2/64");

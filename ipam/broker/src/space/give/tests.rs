@@ -168,10 +168,7 @@ async fn a_grant_whose_write_failed_half_way_is_revoked_on_disk() {
     let mut worker = worker(place.path());
     let object = worker.blocks.own[&block()].object.clone();
     worker.grants.revoke(block()).unwrap();
-    let file = worker
-        .grants
-        .directory()
-        .join("default");
+    let file = worker.grants.directory().join("default");
     // As where the directory cannot be synced after the rename.
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir_all(file.join("full")).unwrap();
