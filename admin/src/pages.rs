@@ -47,12 +47,13 @@ impl Pages {
     }
 }
 
-fn programs() -> [Command; 4] {
+fn programs() -> [Command; 5] {
     [
         Cli::command(),
         cluster::command(),
         rdma_device_plugin::cli::command(),
         rdma_ipam_broker::cli::command(),
+        rdma_agent::cli::command(),
     ]
 }
 

@@ -61,7 +61,7 @@ impl Space {
         match word {
             PartsChange::GiveBack => self.leave(now).map_err(fault),
             PartsChange::ReleaseNode(node) if *node == self.context.node.name => {
-                let why = "this node's agent runs: to give its parts back, use --this-node; to release one, --part";
+                let why = "this is that node, and its agent runs: rdmactl addresses give-back, or release --part CIDR";
                 Err(Failure::new(FailureKind::Mismatch, why))
             }
             PartsChange::ReleaseNode(node) => {
