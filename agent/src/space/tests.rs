@@ -114,8 +114,6 @@ impl Machine {
                 container: container.into(),
                 interface: "net1".into(),
                 node: self.context.node.name.clone(),
-                machine: String::new(),
-                boot: BOOT.into(),
                 netns: None,
                 netns_inode: None,
                 device: None,
