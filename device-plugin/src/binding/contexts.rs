@@ -12,8 +12,8 @@ use hca::{HcaId, Host};
 use netlink::{Socket, rdma};
 
 use super::containers::pod_uid;
-use super::store::Bindings;
-use crate::host_snapshot::is_in_host_network;
+use pools::binding::record::Bindings;
+use pools::host_snapshot::is_in_host_network;
 
 /// A process of a pod and the HCA that it has a verbs context of.
 #[derive(Debug, Clone, PartialEq, Eq)]
