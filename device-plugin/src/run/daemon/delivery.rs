@@ -120,35 +120,33 @@ impl Daemon {
         }
     }
 
+    /// Files of pools that are delivered by CDI, and of others as long as pods may hold names in them.
     fn want_specifications(&mut self) {
+        let configured = self.config.pools.iter();
+        let configured = configured.filter(|pool| is_by_pool_file(pool));
+        let mut used: BTreeSet<_> = configured.map(|pool| pool.resource.clone()).collect();
+        let allocated = self.world.allocated.as_ref();
+        used.extend(allocated.iter().flat_map(|allocated| allocated.resources()));
+        let is_known = allocated.is_some();
         let files = self.plan.pools.iter().filter_map(|snapshot| {
-            let content = cdi::text(snapshot)?;
+            let resource = snapshot.resource();
+            if is_known && !used.contains(resource) {
+                return None;
+            }
             let consequence = "containers of pods that have units of the pool do not start";
             Some(File {
-                // Of a pool that was delivered by CDI before, pods may still hold names.
                 only_if_present: !is_by_pool_file(snapshot.pool()),
-                ..file(cdi::file_name(snapshot.resource()), content, consequence)
+                ..file(cdi::file_name(resource), cdi::text(snapshot)?, consequence)
             })
         });
         let files: Vec<File> = files.collect();
-        let needs_directory = self.config.pools.iter().any(is_by_cdi);
-        let stale = self.world.allocated.as_ref().map(|allocated| {
-            let configured = self
-                .config
-                .pools
-                .iter()
-                .filter(|pool| is_by_pool_file(pool));
-            let used = configured.map(|pool| pool.resource.clone());
-            let used = used.chain(allocated.resources());
-            let used: BTreeSet<String> = used.map(|resource| cdi::file_name(&resource)).collect();
-            let stale =
-                move |name: &str, _: &Metadata| cdi_file::is_of_pool(name) && !used.contains(name);
-            Arc::new(stale) as IsStale
-        });
+        let used: BTreeSet<String> = used.iter().map(cdi::file_name).collect();
+        let stale =
+            move |name: &str, _: &Metadata| cdi_file::is_of_pool(name) && !used.contains(name);
         let wanted = Wanted {
             files,
-            stale,
-            needs_directory,
+            stale: is_known.then(|| Arc::new(stale) as IsStale),
+            needs_directory: self.config.pools.iter().any(is_by_cdi),
         };
         self.files.want(Directory::Cdi, wanted);
     }
