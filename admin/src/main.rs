@@ -21,6 +21,7 @@ mod kubectl;
 mod node_state;
 mod output;
 mod pages;
+mod pcie_link;
 mod plan;
 mod pods;
 mod preflight;

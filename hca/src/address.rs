@@ -85,6 +85,17 @@ pub struct PciAddress {
     pub function: u8,
 }
 
+impl PciAddress {
+    /// The card that the function is on: the address of the first function.
+    #[must_use]
+    pub fn card(self) -> Self {
+        Self {
+            function: 0,
+            ..self
+        }
+    }
+}
+
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -160,8 +160,8 @@ pub fn of_hca(
     rdma_devices: &[&str],
 ) -> Result<BTreeMap<String, CharDevices>> {
     let directory = match hca {
-        HcaId::Pci(address) => host.bus_entry("PCI device", "pci", &address.to_string())?,
-        HcaId::Auxiliary(name) => host.bus_entry("auxiliary device", "auxiliary", name.as_str())?,
+        HcaId::Pci(address) => host.pci(*address)?,
+        HcaId::Auxiliary(name) => host.auxiliary(name)?,
         HcaId::NodeGuid(guid) => {
             let mut found = at(host, &[host.sys.join("class")])?;
             found.retain(|name, _| rdma_devices.contains(&name.as_str()));

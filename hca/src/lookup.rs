@@ -34,7 +34,7 @@ pub struct Occupants {
 /// # Errors
 /// [`host::Error::Missing`] if there is no such function; [`host::Error::Read`] if sysfs cannot be read.
 pub fn on_pci(host: &Host, address: PciAddress) -> Result<Occupants> {
-    let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
+    let directory = host.pci(address)?;
     occupants(host, &Parent::at(host, directory)?)
 }
 
@@ -47,7 +47,7 @@ pub fn on_hca(host: &Host, hca: &HcaId) -> Result<Occupants> {
     let guid = match hca {
         HcaId::Pci(address) => return on_pci(host, *address),
         HcaId::Auxiliary(name) => {
-            let directory = host.bus_entry("auxiliary device", "auxiliary", name.as_str())?;
+            let directory = host.auxiliary(name)?;
             return occupants(host, &Parent::at(host, directory)?);
         }
         HcaId::NodeGuid(guid) => *guid,
@@ -212,8 +212,7 @@ fn below(host: &Host, directory: &Path, netdev: &Netdev) -> Result<Vec<String>> 
 fn hardware_ports(host: &Host, parent: &Parent, netdev: &Netdev) -> Result<Vec<PortId>> {
     let mut ports = Vec::new();
     for device in data_devices(parent)? {
-        let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
-        else {
+        let Some(directory) = present(host.rdma_device(&device))? else {
             continue;
         };
         if rdma::soft_parent(&directory)?.is_some() {
@@ -257,8 +256,7 @@ fn ports_with(host: &Host, device: &str, netdev: &Netdev) -> Result<Vec<PortId>>
 fn parentless(host: &Host, netdev: &Netdev) -> Result<Vec<PortId>> {
     let mut ports = Vec::new();
     for device in host::names(&host.class("infiniband"))? {
-        let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
-        else {
+        let Some(directory) = present(host.rdma_device(&device))? else {
             continue;
         };
         let hardware = match rdma::soft_parent(&directory)? {
@@ -310,7 +308,7 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
 /// [`host::Error::Missing`] if the device is not in this network namespace; [`host::Error::Read`]
 /// if sysfs cannot be read.
 pub fn hca_of_rdma_device(host: &Host, name: &str) -> Result<Option<HcaId>> {
-    let directory = host.class_entry("RDMA device", "infiniband", name)?;
+    let directory = host.rdma_device(name)?;
     Ok(
         match Parent::of(host, &directory)?.and_then(|parent| parent.hca()) {
             Some(hca) => Some(hca),

@@ -34,8 +34,6 @@ impl Parent {
     pub(crate) fn hca(&self) -> Option<HcaId> {
         let pci = self.pci.as_ref().map(|(address, _)| *address);
         HcaId::of_place(pci, self.auxiliary.as_deref())
-            .ok()
-            .flatten()
     }
 
     /// Describes a directory that is known to be a parent.

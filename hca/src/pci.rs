@@ -99,10 +99,10 @@ pub enum Sriov {
 /// [`host::Error::Missing`] if there is no such function; [`host::Error::Read`] if sysfs cannot
 /// be read.
 pub fn read(host: &Host, address: PciAddress) -> Result<PciFunction> {
-    let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
+    let directory = host.pci(address)?;
     let function = read_at(&directory, address)?;
     // All attributes of a function that went away meanwhile are absent: that is no function.
-    host.bus_entry("PCI device", "pci", &address.to_string())?;
+    host.pci(address)?;
     Ok(function)
 }
 

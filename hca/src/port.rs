@@ -242,7 +242,7 @@ pub(crate) fn link_layer(port: &Path) -> Result<LinkLayer> {
 /// [`host::Error::Missing`] if there is no such RDMA device; [`host::Error::Read`] if sysfs
 /// cannot be read.
 pub fn partition_keys(host: &Host, port: &PortId) -> Result<Vec<u16>> {
-    let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
+    let directory = host.rdma_device(&port.device)?;
     let keys = pkeys(&port_of(&directory, port.port))?;
     Ok(keys.into_iter().map(|pkey| pkey.key).collect())
 }

@@ -174,7 +174,7 @@ impl NodeType {
 /// [`host::Error::Missing`] if it is not visible here; [`host::Error::Read`] if sysfs cannot be
 /// read.
 pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
-    let directory = host.class_entry("RDMA device", "infiniband", name)?;
+    let directory = host.rdma_device(name)?;
     let parent = Parent::of(host, &directory)?;
     let text = |attribute| host::attribute(&directory, attribute);
     let auxiliary = parent.as_ref().and_then(|p| p.auxiliary.clone());
@@ -212,7 +212,7 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
     };
     assign_netdevs(host, parent.as_ref(), &mut device)?;
     // All attributes of a device that went away meanwhile are absent: that is not a device.
-    host.class_entry("RDMA device", "infiniband", name)?;
+    host.rdma_device(name)?;
     Ok(device)
 }
 

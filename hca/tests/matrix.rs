@@ -128,7 +128,7 @@ fn p4d_has_nothing_nearer_than_phb() {
     assert!(
         p4d.nics
             .iter()
-            .all(|nic| nic.netdevs.is_empty() && nic.rdma_devices.len() == 1)
+            .all(|nic| nic.hca.netdevs.is_empty() && nic.hca.rdma_devices.len() == 1)
     );
 }
 
@@ -265,7 +265,12 @@ fn oci_h100_has_both_ports_of_a_card_at_one_gpu() {
     }
     let between = oci.distance(&oci.nics[0].place, &oci.nics[1].place);
     assert_eq!(between.class, Class::Pix);
-    assert_eq!(oci.nics[0].card, oci.nics[1].card);
+    let cards: Vec<_> = oci
+        .nics
+        .iter()
+        .map(|nic| nic.place.address.card())
+        .collect();
+    assert_eq!(cards[0], cards[1]);
 }
 
 #[test]
@@ -521,6 +526,6 @@ fn a_nic_whose_devices_a_pod_has_keeps_its_place() {
     let a4 = scan(lay);
     assert_eq!(a4.nics.len(), 8);
     let third = &a4.nics[3];
-    assert!(third.elsewhere && third.netdevs.is_empty());
+    assert!(third.hca.elsewhere && third.hca.netdevs.is_empty());
     assert_eq!(third.title(), "mlx5_3");
 }

@@ -74,7 +74,7 @@ pub(crate) fn decide(
     strict: bool,
 ) -> Result<Vec<Assigned>, Refused> {
     let wanted: usize = containers.iter().map(|one| one.slots.len()).sum();
-    let position = |hca: &HcaId| machine.nics.iter().position(|nic| nic.hca == *hca);
+    let position = |hca: &HcaId| machine.nics.iter().position(|nic| nic.hca.id == *hca);
     let given = usable.iter().chain(kept.values());
     let (placed, unplaced): (BTreeSet<&HcaId>, BTreeSet<&HcaId>) =
         given.partition(|hca| position(hca).is_some());
@@ -211,7 +211,7 @@ fn next_nic(
         .iter()
         .rposition(|at| node.is_some_and(|node| is_on(machine, *at, *node)));
     let next = near.or(nics.len().checked_sub(1))?;
-    Some(machine.nics.get(nics.remove(next))?.hca.clone())
+    Some(machine.nics.get(nics.remove(next))?.hca.id.clone())
 }
 
 /// Which container gets which of the chosen NICs: those that serve its GPUs first, then the nearest
@@ -284,7 +284,7 @@ fn share_out(
 }
 
 fn is(machine: &Machine, at: usize, hca: &HcaId) -> bool {
-    machine.nics.get(at).is_some_and(|nic| nic.hca == *hca)
+    machine.nics.get(at).is_some_and(|nic| nic.hca.id == *hca)
 }
 
 /// The GPUs that a container's HCAs are for.

@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use super::distance::{Class, PciLocation};
-use super::link::PcieLink;
 use crate::host::{self, Host, Result};
 use crate::pci::{self, PciAddress, PciFunction};
 
@@ -36,8 +35,6 @@ pub struct Gpu {
     /// NUMA node that its memory is, where the driver gave it to the kernel as one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_node: Option<u32>,
-    /// Its PCIe link.
-    pub link: PcieLink,
 }
 
 impl Gpu {
@@ -111,7 +108,7 @@ pub fn is_gpu(function: &PciFunction) -> bool {
 pub fn read(host: &Host) -> Result<Vec<Gpu>> {
     let mut functions = Vec::new();
     for address in addresses(host)? {
-        let directory = host.bus_entry("PCI device", "pci", &address.to_string());
+        let directory = host.pci(address);
         let Some(directory) = host::present(directory)? else {
             continue;
         };
@@ -122,14 +119,14 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
         }
         let function = pci::read_at(&directory, address)?;
         if is_gpu(&function) {
-            functions.push((function, PcieLink::read(&directory)?));
+            functions.push(function);
         }
     }
-    functions.sort_by_key(|(function, _)| function.address);
+    functions.sort_by_key(|function| function.address);
     functions
         .into_iter()
         .zip(0..)
-        .map(|((function, link), ordinal)| {
+        .map(|(function, ordinal)| {
             let nvidia = match NvidiaInformation::read(host, function.address) {
                 // Its driver does not answer: the GPU is there without a name.
                 Err(error) if error.is_of_one_object() => NvidiaInformation::default(),
@@ -148,7 +145,6 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
                 c2c: nvidia.coherent
                     || (function.vendor == 0x10de && WITH_C2C.contains(&function.device)),
                 memory_node: nvidia.memory_node,
-                link,
             })
         })
         .collect()

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
 use super::distance::{self, Class, Distance, PciLocation};
 use super::gpu::Gpu;
 use super::nic::{self, Nic};
@@ -13,8 +11,7 @@ use crate::inventory::Inventory;
 use crate::pci::PciAddress;
 
 /// All that the choice of NICs and the picture of a node need.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
     /// GPUs in order of PCI address.
     pub gpus: Vec<Gpu>,
@@ -73,7 +70,8 @@ impl Machine {
         }
         for nic in &mut self.nics {
             // A file may know a dual-port card by its first function alone.
-            let names = [Some(nic.place.address), Some(nic.physical), nic.card];
+            let card = (!nic.is_slice()).then_some(nic.place.address.card());
+            let names = [Some(nic.place.address), Some(nic.physical()), card];
             let known = names.iter().flatten().find_map(|name| places.get(name));
             if let Some(place) = known {
                 move_to(&mut nic.place, place);

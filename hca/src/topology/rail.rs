@@ -56,7 +56,7 @@ pub struct Clues<'a> {
     /// The physical function.
     pub address: PciAddress,
     /// Names of its netdevs.
-    pub netdevs: &'a [String],
+    pub netdevs: Vec<&'a str>,
     /// It shares a PCIe switch with a GPU.
     pub near_gpu: bool,
 }
@@ -89,7 +89,7 @@ pub fn number(nics: &[Clues<'_>]) -> Vec<Option<Rail>> {
 /// its physical function's name speaks for it.
 fn named(nics: &[Clues<'_>], address: PciAddress) -> Option<u32> {
     let of_physical = nics.iter().filter(|nic| nic.address == address);
-    let mut names = of_physical.flat_map(|nic| nic.netdevs);
+    let mut names = of_physical.flat_map(|nic| &nic.netdevs);
     names.find_map(|name| in_name(name))
 }
 
@@ -178,18 +178,16 @@ mod tests {
             device: 0,
             function: 0,
         };
-        let names = ["gpu1rdma0".to_owned(), "gpu0rdma0".to_owned()];
-        let storage = ["ens3f0np0".to_owned()];
-        let clue = |bus, netdevs| Clues {
+        let clue = |bus, netdevs: &[&'static str]| Clues {
             address: address(bus),
-            netdevs,
+            netdevs: netdevs.to_vec(),
             near_gpu: false,
         };
         let rails = number(&[
-            clue(0x20, &names[..1]),
-            clue(0x10, &names[1..]),
+            clue(0x20, &["gpu1rdma0"]),
+            clue(0x10, &["gpu0rdma0"]),
             clue(0x30, &[]),
-            clue(0x00, &storage),
+            clue(0x00, &["ens3f0np0"]),
         ]);
         let plain = |number, source| {
             Some(Rail {
@@ -213,7 +211,7 @@ mod tests {
                 device: 0,
                 function: 0,
             },
-            netdevs: &[],
+            netdevs: Vec::new(),
             near_gpu,
         };
         let numbers = |nics: &[Clues<'_>]| -> Vec<Option<u32>> {
@@ -235,10 +233,9 @@ mod tests {
             device: 0,
             function: 0,
         };
-        let name = ["rdma_r5".to_owned()];
         let rails = number(&[Clues {
             address: address(0x10),
-            netdevs: &name,
+            netdevs: vec!["rdma_r5"],
             near_gpu: false,
         }]);
         let rail = rails[0].as_ref().unwrap();
@@ -254,15 +251,14 @@ mod tests {
             device: 0,
             function: 0,
         };
-        let names = ["rail6".to_owned(), "ens1f0v3".to_owned()];
-        let clue = |bus, netdevs| Clues {
+        let clue = |bus, netdevs: &[&'static str]| Clues {
             address: address(bus),
-            netdevs,
+            netdevs: netdevs.to_vec(),
             near_gpu: false,
         };
         let rails = number(&[
-            clue(0x10, &names[1..]),
-            clue(0x10, &names[..1]),
+            clue(0x10, &["ens1f0v3"]),
+            clue(0x10, &["rail6"]),
             clue(0x20, &[]),
         ]);
         assert_eq!(

@@ -42,7 +42,7 @@ impl Offer {
         let nics = self.seen.machine.nics.iter();
         nics.map(|nic| {
             let rail = nic.rail.as_ref().map(|rail| rail.number);
-            (nic.rdma_devices[0].as_str(), rail)
+            (nic.hca.rdma_devices[0].name.as_str(), rail)
         })
         .collect()
     }

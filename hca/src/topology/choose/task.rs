@@ -41,7 +41,7 @@ impl<'a> Task<'a> {
         let mut alike: BTreeMap<_, usize> = BTreeMap::new();
         usable.retain(|nic| {
             let kind = machine.nics.get(*nic);
-            let kind = kind.map(|nic| (nic.physical, nic.is_slice(), nic.rail_order()));
+            let kind = kind.map(|nic| (nic.physical(), nic.is_slice(), nic.rail_order()));
             let number = alike.entry(kind).or_default();
             *number += 1;
             *number <= request.count || request.include.contains(nic)
@@ -111,8 +111,8 @@ impl<'a> Task<'a> {
             }
             for candidate in self.usable.iter().filter(|nic| !set.contains(nic)) {
                 let mut other = set.to_vec();
-                if let Some(slot) = other.get_mut(position) {
-                    *slot = *candidate;
+                if let Some(nic) = other.get_mut(position) {
+                    *nic = *candidate;
                 }
                 let price = self.cost(&other);
                 if price < *best.as_ref().map_or(cost, |(least, _)| least) {
@@ -254,8 +254,8 @@ fn wholes(machine: &Machine, request: &Request) -> Vec<Whole> {
         let mut add = |key| parts.entry(key).or_default().insert(index);
         add(Key::Numa(nic.place.numa));
         add(Key::Switch(nic.place.switch()));
-        if let Some(card) = nic.card {
-            add(Key::Card(card));
+        if !nic.is_slice() {
+            add(Key::Card(nic.place.address.card()));
         }
     }
     parts
