@@ -18,6 +18,7 @@ mod forget;
 mod global;
 mod holders;
 mod kubectl;
+mod node_guid;
 mod node_state;
 mod output;
 mod pages;

@@ -19,8 +19,6 @@ use crate::port_id::PortId;
 
 /// Type of a GID of RoCE v2 (UDP, routable), as sysfs names it. `IB/RoCE v1` is InfiniBand's, or RoCE v1.
 pub const ROCE_V2: &str = "RoCE v2";
-/// Absent entries in a row that end a table where it is not listed first.
-const ABSENT_RUN: u32 = 32;
 
 /// A 128-bit GID. Displayed as sysfs does: eight groups of four digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -172,20 +170,13 @@ pub fn find_roce_v2(
     let directory = port_of(&directory, port.port);
     let wanted = Gid::from(ip);
     // Empty entries are read as the zero GID; only those past the end of the table are absent.
-    let mut absent = 0;
     for index in 0.. {
-        let Some(gid) = gid(&directory, index)? else {
-            absent += 1;
-            if absent == ABSENT_RUN {
-                break;
-            }
-            continue;
-        };
-        absent = 0;
-        if gid != wanted {
-            continue;
+        match gid(&directory, index)? {
+            None => break,
+            Some(gid) if gid == wanted => {}
+            Some(_) => continue,
         }
-        let entry = entry(&directory, index, gid)?;
+        let entry = entry(&directory, index, wanted)?;
         if entry.kind.as_deref() == Some(ROCE_V2)
             && (netdev.is_none() || entry.netdev.as_deref() == netdev)
         {

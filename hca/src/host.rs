@@ -10,8 +10,7 @@
 //!   vanish. Most of them (`EIO`, `ETIMEDOUT`, `EBUSY`, `EACCES`) are of one object and say nothing
 //!   about others ([`Error::is_of_one_object`]); `EMFILE`, `ENFILE`, `ENOMEM` and a root that is not
 //!   there are of the whole scan.
-//! - Names that come from configuration are checked to be one path component before they are
-//!   joined to a root.
+//! - A name that comes from configuration is that of no object unless it is one path component.
 
 use std::cell::RefCell;
 use std::fs;
@@ -24,7 +23,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::sys::stat::Mode;
 
-use crate::address::PciAddress;
+use crate::address::{Guid, PciAddress};
 
 /// Where this host's kernel file systems are.
 ///
@@ -65,14 +64,6 @@ pub enum Error {
         /// The path that was searched.
         path: PathBuf,
     },
-    /// The name cannot be that of any kernel object.
-    #[error("{name:?} is not a valid name of a {kind}: a single path component is needed")]
-    BadName {
-        /// Kind of object.
-        kind: &'static str,
-        /// The name as given.
-        name: String,
-    },
 }
 
 impl Error {
@@ -93,7 +84,7 @@ impl Error {
                     .raw_os_error()
                     .is_none_or(|code| !of_all.contains(&Errno::from_raw(code)))
             }
-            Self::Missing { .. } | Self::BadName { .. } => true,
+            Self::Missing { .. } => true,
         }
     }
 }
@@ -267,14 +258,21 @@ impl Host {
         self.entry("auxiliary device", &directory, name)
     }
 
-    fn entry(&self, kind: &'static str, directory: &Path, name: &str) -> Result<PathBuf> {
-        if !is_component(name) {
-            return Err(Error::BadName {
-                kind,
-                name: name.to_owned(),
-            });
+    /// That no RDMA device has this node GUID.
+    pub(crate) fn no_node_guid(&self, guid: Guid) -> Error {
+        Error::Missing {
+            kind: "RDMA device with node GUID",
+            name: guid.to_string(),
+            path: self.class("infiniband"),
         }
-        follow(directory, name)?.ok_or_else(|| Error::Missing {
+    }
+
+    fn entry(&self, kind: &'static str, directory: &Path, name: &str) -> Result<PathBuf> {
+        let found = match is_component(name) {
+            true => follow(directory, name)?,
+            false => None,
+        };
+        found.ok_or_else(|| Error::Missing {
             kind,
             name: name.to_owned(),
             path: directory.join(name),
@@ -475,10 +473,10 @@ mod tests {
 
     #[test]
     fn a_name_with_a_path_in_it_is_refused() {
-        let host = Host::at("/nonexistent");
+        let host = Host::at("/");
         for name in ["", ".", "..", "../net", "a/b", "/etc", "a/", "./a", "a\0"] {
             let error = host.netdev(name).unwrap_err();
-            assert!(matches!(error, Error::BadName { .. }), "{name:?}: {error}");
+            assert!(error.is_missing(), "{name:?}: {error}");
         }
     }
 

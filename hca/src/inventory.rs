@@ -208,7 +208,7 @@ fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Resul
         return Ok(found);
     }
     let class = host.class("infiniband_verbs");
-    for (rdma_device, uverbs, _) in chardev::entries(host, &class)? {
+    for (rdma_device, uverbs) in chardev::verbs(host)? {
         // One that cannot be read is here as well.
         let came_now = || host::exists(&host.class("infiniband").join(&rdma_device));
         if here.iter().any(|device| device.name == rdma_device) || came_now()? {

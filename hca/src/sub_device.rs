@@ -24,17 +24,16 @@ const PARENT_NAME: u16 = 100;
 
 /// Those of these RDMA devices, which stand on one piece of hardware, that are for management alone. The
 /// kernel is asked only if there are several, and a name decides where it does not say.
-pub(crate) fn among(names: &[&str]) -> BTreeSet<String> {
-    if names.len() < 2 {
+pub(crate) fn among<'n>(names: impl Iterator<Item = &'n str> + Clone) -> BTreeSet<String> {
+    let all = names.clone().count();
+    if all < 2 {
         return BTreeSet::new();
     }
     let typed = typed().unwrap_or_default();
     let is_named = |name: &str| name.strip_prefix("smi").is_some_and(is_number);
-    let all = names
-        .iter()
-        .filter(|name| typed.contains(**name) || is_named(name));
-    let found: BTreeSet<String> = all.map(|name| (*name).to_owned()).collect();
-    match found.len() == names.len() {
+    let found = names.filter(|name| typed.contains(*name) || is_named(name));
+    let found: BTreeSet<String> = found.map(str::to_owned).collect();
+    match found.len() == all {
         true => BTreeSet::new(),
         false => found,
     }
@@ -108,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_name_decides_where_the_kernel_says_nothing() {
-        let of = |names: &[&str]| among(names).into_iter().collect::<Vec<_>>();
+        let of = |names: &[&str]| among(names.iter().copied()).into_iter().collect::<Vec<_>>();
         assert_eq!(of(&["mlx5_0", "smi1"]), ["smi1"]);
         assert_eq!(of(&["mlx5_0", "mlx5_1", "smith1"]), [""; 0]);
         assert_eq!(of(&["smi1"]), [""; 0], "it stands alone");

@@ -17,7 +17,7 @@ pub mod nic;
 pub mod numa;
 pub mod rail;
 
-pub use choose::{Choice, Pair, Refusal, Request, choose};
+pub use choose::{Choice, Pair, Request, choose};
 pub use distance::{Class, Distance, PciLocation};
 pub use gpu::Gpu;
 pub use machine::Machine;

@@ -19,7 +19,7 @@ use std::str::FromStr;
 
 use fnv::FnvHasher;
 
-use crate::address::{Guid, ParseError};
+use crate::address::{Guid, ParseError, hex};
 use crate::pci::PciAddress;
 
 /// The longest name of a unit, in bytes.
@@ -137,7 +137,7 @@ impl FromStr for HcaId {
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let hca = match (text.strip_prefix("guid-"), text.parse()) {
-            (Some(digits), _) => lower_hex(digits, 16).map(|guid| Self::NodeGuid(Guid(guid))),
+            (Some(digits), _) => hex(digits, 16..=16).map(|guid| Self::NodeGuid(Guid(guid))),
             (_, Ok(address)) => Some(Self::Pci(address)),
             _ => is_auxiliary(text).then(|| Self::Auxiliary(text.to_owned())),
         };
@@ -169,18 +169,14 @@ impl FromStr for UnitId {
         let Some((rest, pool, number)) = split_number(text) else {
             return text.parse().map(Self::Exclusive);
         };
-        Ok(match rest {
-            "pool" => Self::Pool {
-                pool,
-                share: number,
-            },
-            "slot" => Self::Slot { pool, slot: number },
-            hca => Self::Shared {
-                hca: hca.parse().map_err(|_| ParseError::new(text, FORMS))?,
-                pool,
-                share: number,
-            },
-        })
+        let (share, slot) = (number, number);
+        let unit = match rest {
+            "pool" => Some(Self::Pool { pool, share }),
+            "slot" => Some(Self::Slot { pool, slot }),
+            hca => (hca.parse().ok()).map(|hca| Self::Shared { hca, pool, share }),
+        };
+        let unit = unit.filter(|unit| unit.to_string() == text);
+        unit.ok_or_else(|| ParseError::new(text, FORMS))
     }
 }
 
@@ -188,8 +184,8 @@ impl FromStr for UnitId {
 fn split_number(text: &str) -> Option<(&str, PoolTag, u32)> {
     let (rest, number) = text.rsplit_once('_')?;
     let (rest, pool) = rest.rsplit_once('_')?;
-    let pool = u32::try_from(lower_hex(pool, 8)?).ok()?;
-    Some((rest, PoolTag(pool), canonical_number(number)?))
+    let pool = u32::try_from(hex(pool, 8..=8)?).ok()?;
+    Some((rest, PoolTag(pool), number.parse().ok()?))
 }
 
 /// True for a name of the auxiliary bus, `<module>.<kind>.<number>`.
@@ -198,17 +194,8 @@ fn is_auxiliary(text: &str) -> bool {
     let is_word = |part: &str| !part.is_empty() && part.bytes().all(is_plain);
     let parts: Vec<&str> = text.split('.').collect();
     matches!(parts.as_slice(), [module, kind, number]
-        if is_word(module) && is_word(kind) && canonical_number(number).is_some())
+        if is_word(module) && is_word(kind) && is_number(number))
         && text.len() <= MAX_LENGTH
-}
-
-/// Exactly `width` lower-case hexadecimal digits.
-fn lower_hex(digits: &str, width: usize) -> Option<u64> {
-    let fits = digits.len() == width
-        && digits
-            .bytes()
-            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    fits.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
 }
 
 pub(crate) fn is_number(text: &str) -> bool {
@@ -219,12 +206,6 @@ pub(crate) fn is_number(text: &str) -> bool {
 pub(crate) fn is_subfunction(auxiliary: &str) -> bool {
     let mut parts = auxiliary.rsplit('.');
     parts.next().is_some_and(is_number) && parts.next() == Some("sf")
-}
-
-/// A decimal number without sign or leading zeros.
-fn canonical_number(digits: &str) -> Option<u32> {
-    let value: u32 = digits.parse().ok()?;
-    (value.to_string() == digits).then_some(value)
 }
 
 crate::json::by_text!(HcaId, UnitId);

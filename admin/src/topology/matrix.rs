@@ -229,6 +229,13 @@ mod tests {
     }
 
     #[test]
+    fn a_hypervisor_that_hides_the_switches_is_noted() {
+        let notes = |lay: fn(&Tree)| view(lay).notes().join(" ");
+        assert!(notes(machine::nd_h100).contains("the hypervisor hides the switches"));
+        assert!(!notes(machine::a4).contains("hypervisor"));
+    }
+
+    #[test]
     fn a_node_without_anything_says_so() {
         assert_eq!(
             text(&View::default(), false),

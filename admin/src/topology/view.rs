@@ -48,7 +48,7 @@ impl View {
     pub(super) fn notes(&self) -> Vec<String> {
         let machine = &self.machine;
         let mut notes = Vec::new();
-        if machine.hides_switches() {
+        if hides_switches(machine) {
             let note = "each device has a root complex of its own: the hypervisor hides the \
                         switches. topology.ncclTopology of the pools names a file that describes them, \
                         for late binding";
@@ -164,4 +164,16 @@ impl View {
         };
         rows.iter().map(row).collect()
     }
+}
+
+/// True if each function has a root complex of its own, as hypervisors present passed-through devices: the
+/// tree then shows nothing about switches, and an override is worth having.
+fn hides_switches(machine: &Machine) -> bool {
+    let gpus = machine.gpus.iter().map(|gpu| &gpu.place);
+    let nics = machine.nics.iter().map(|nic| &nic.place);
+    let places: Vec<&PciLocation> = gpus.chain(nics).collect();
+    let alone = |place: &&PciLocation| {
+        place.chain.len() == 1 && places.iter().filter(|p| p.root == place.root).count() == 1
+    };
+    machine.gpus.len() > 1 && !machine.nics.is_empty() && places.iter().all(alone)
 }

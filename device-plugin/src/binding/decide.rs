@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hca::HcaId;
-use hca::topology::{Class, Machine, Pair, Refusal, Request, choose};
+use hca::topology::{Class, Machine, Pair, Request, choose};
 
 /// A container of the pod, and what it has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub(crate) enum Refused {
     NoPlace(HcaId),
     /// No set of HCAs is as it must be.
     #[error("{0}; strict: false for this pool takes what there is")]
-    Choice(Refusal),
+    Choice(String),
 }
 
 /// Decides. `usable` are the HCAs that the pod may be given, `kept` what its slots became already.

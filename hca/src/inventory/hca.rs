@@ -287,7 +287,9 @@ pub(super) fn group(found: Vec<Found>) -> (Vec<Hca>, Vec<Unusable>) {
         }
     }
     let together = names.into_values();
-    let management: BTreeSet<String> = together.flat_map(|all| sub_device::among(&all)).collect();
+    let management: BTreeSet<String> = together
+        .flat_map(|all| sub_device::among(all.into_iter()))
+        .collect();
     let mut hcas: Vec<Hca> = Vec::new();
     let mut unusable = Vec::new();
     for one in found {

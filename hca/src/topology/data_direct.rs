@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::distance::PciLocation;
-use super::gpu;
 use super::nic::Nic;
 use crate::host::{self, Host, Result};
 use crate::pci::{self, PciFunction};
@@ -51,11 +50,7 @@ pub(super) fn assign(host: &Host, nics: &mut [Nic]) -> Result<()> {
 /// root reads vital product data.
 fn read(host: &Host) -> Result<BTreeMap<String, PciLocation>> {
     let mut places = BTreeMap::new();
-    for address in gpu::addresses(host)? {
-        let directory = host.pci(address);
-        let Some(directory) = host::present(directory)? else {
-            continue;
-        };
+    for (address, directory) in pci::directories(host)? {
         let id = |name| host::hexadecimal(&directory, name);
         if id("device")? != Some(u32::from(DMA_FUNCTION))
             || id("vendor")? != Some(u32::from(MELLANOX))

@@ -78,22 +78,6 @@ impl Machine {
             }
         }
     }
-
-    /// True if each function has a root complex of its own, as hypervisors present passed-through
-    /// devices: the tree then shows nothing about switches, and an override is worth having.
-    #[must_use]
-    pub fn hides_switches(&self) -> bool {
-        let places: Vec<&PciLocation> = self
-            .gpus
-            .iter()
-            .map(|g| &g.place)
-            .chain(self.nics.iter().map(|n| &n.place))
-            .collect();
-        let alone = |place: &&PciLocation| {
-            place.chain.len() == 1 && places.iter().filter(|p| p.root == place.root).count() == 1
-        };
-        self.gpus.len() > 1 && !self.nics.is_empty() && places.iter().all(alone)
-    }
 }
 
 fn move_to(place: &mut PciLocation, new: &PciLocation) {

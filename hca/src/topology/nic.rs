@@ -22,9 +22,8 @@ impl Nic {
     /// What people call it: its RDMA device.
     #[must_use]
     pub fn title(&self) -> String {
-        let names = self.hca.rdma_names();
-        let name = names.first().map(|name| (*name).to_owned());
-        name.unwrap_or_else(|| self.hca.id.to_string())
+        let device = self.hca.rdma_devices.first();
+        device.map_or_else(|| self.hca.id.to_string(), |device| device.name.clone())
     }
 
     /// Its physical function: its own address but for a VF.

@@ -115,7 +115,8 @@ fn attributes_a_driver_lacks_do_not_hide_the_device() {
         .remove(format!("/sys/bus/pci/devices/{PF0}/numa_node"));
     let inventory = machine.inventory();
     let device = inventory.rdma_device("mlx5_0").unwrap();
-    assert_eq!((device.node_guid, device.numa_node()), (None, None));
+    let numa_node = device.pci.as_ref().and_then(|pci| pci.numa_node);
+    assert_eq!((device.node_guid, numa_node), (None, None));
     assert_eq!(device.ports[0].state, hca::PortState::Unknown);
     assert_eq!(device.ports[0].netdev.as_deref(), Some("ens1f0np0"));
 }
