@@ -9,7 +9,7 @@ use hca::topology::{Gpu, Nic};
 use hca::{PciAddress, UnitId};
 use kubelet_api::client::Held;
 use node_wire::status::DaemonStatus;
-use rdma_device_plugin::Gpus;
+use pools::gpus::Gpus;
 
 /// Pods by the names of their devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -300,10 +300,10 @@ fn text(document: &PodsDocument, is_wide: bool) -> String {
 #[cfg(test)]
 mod tests {
     use attachment::listing::Attachment;
+    use attachment::node_files::Files;
     use ipam::lease::Lease;
     use kubelet_api::client::{Devices, Held};
     use node_wire::status::{BindingStatus, DaemonStatus, HcaStatus, PoolStatus};
-    use rdma_device_plugin::node_files::Files;
 
     use super::*;
 

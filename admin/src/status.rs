@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use clap::Args;
 use cni_wire::text::printable;
+use hca::wait;
 use ipam::plugin::Plugin;
 use ipam::pool_usage::Usage;
 use ipam::store::Pool;
 use node::table::cell;
 use node_wire::status::{DaemonStatus, HcaStatus, PoolStatus};
-use rdma_device_plugin::reader::wait;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 

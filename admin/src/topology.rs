@@ -13,7 +13,7 @@ use anyhow::Context;
 use hca::topology::{Machine, Nic};
 use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
-use rdma_device_plugin::rails::by_policy;
+use pools::rails::by_policy;
 
 use crate::global::Global;
 use crate::holders::{self, Holders};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, Tree, cloud, machine, ports};
-use rdma_device_plugin::host_snapshot::HostSnapshot;
+use pools::host_snapshot::HostSnapshot;
 
 use super::*;
 use crate::discover::{DiscoverDocument, HostAddress};

@@ -9,7 +9,7 @@ use super::engine::{Check, Fact, Findings, Judged, Unread, each, judge, node};
 use super::{host_process, read};
 use crate::verdict::Verdict::{Fail, Warn};
 use crate::verdict::{Finding, NO_NIC, words};
-use rdma_device_plugin::registered;
+use pools::checkpoint::registered;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![

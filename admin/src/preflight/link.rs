@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hca::pci::Sriov;
 use hca::{LinkLayer, Netdev, Port, PortState, RdmaDevice};
 use node::policy::membership;
-use rdma_device_plugin::host_snapshot::HostSnapshot;
+use pools::host_snapshot::HostSnapshot;
 
 use super::context::{Context, Membership, Pools};
 use super::engine::{Check, Fact, Judged, Object, Unread, compare, judge, some};

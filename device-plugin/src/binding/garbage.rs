@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 use super::binder::{Binder, free, lock};
 use super::containers::CgroupWatch;
 use super::contexts;
-use super::slot_specification::file_name;
-use super::state::{PROCESSES, State, binding_state, lacking, why_ended};
-use super::store::Bindings;
-use crate::kubelet::holdings::Holdings;
 use crate::node_paths::NodePaths;
+use pools::binding::record::Bindings;
+use pools::binding::state::{PROCESSES, State, binding_state, lacking, why_ended};
+use pools::deliver::slot::file_name;
+use pools::holdings::Holdings;
 
 /// Time between two rounds where nothing happens.
 const INTERVAL: Duration = Duration::from_secs(15);

@@ -21,12 +21,12 @@ use tonic::{Request, Response, Status};
 
 use super::checkpoint::CheckpointReader;
 use super::promised::{self, Promise, Promises};
-use crate::allocate;
 use crate::binding::binder::Binder;
-use crate::config::{Delivery, PoolConfig, ResourceName, Sharing};
-use crate::deliver::device_info;
 use crate::reader::{Reader, Readers};
-use crate::snapshot::Snapshot;
+use pools::allocate::{self, Refused};
+use pools::config::{Delivery, PoolConfig, ResourceName, Sharing};
+use pools::deliver::device_info;
+use pools::snapshot::Snapshot;
 
 /// How long the HCAs of a container may take to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
@@ -205,10 +205,13 @@ impl Plugin {
         let containers = request.container_requests.iter();
         let container_responses: Vec<_> = containers
             .map(|container| allocate::allocate(&snapshot, &container.devices_ids))
-            .collect::<Result<_, _>>()
-            .inspect_err(|refused: &Status| {
-                let error = refused.message();
-                tracing::warn!(resource = %self.resource, error, "allocation refused");
+            .collect::<Result<_, Refused>>()
+            .map_err(|refused| {
+                tracing::warn!(resource = %self.resource, error = %refused, "allocation refused");
+                match refused {
+                    Refused::NoSuchUnit { .. } => Status::invalid_argument(refused.to_string()),
+                    Refused::Unusable { .. } => Status::failed_precondition(refused.to_string()),
+                }
             })?;
         let containers = request.container_requests.into_iter();
         for (container, response) in containers.zip(&container_responses) {
@@ -315,7 +318,7 @@ impl DevicePlugin for Service {
         let containers = request.get_ref().container_requests.iter();
         let container_responses = containers
             .map(|container| ContainerPreferredAllocationResponse {
-                device_i_ds: crate::prefer::prefer(
+                device_i_ds: pools::prefer::prefer(
                     &snapshot,
                     &container.available_device_i_ds,
                     &container.must_include_device_i_ds,

@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering;
 
 use node_server::metrics::{Family, Sample, counter, gauge, number};
 
-use crate::binding::alignment;
 use crate::node_socket;
 use crate::report::Report;
-use crate::scan::SCAN;
-use crate::words::word;
+use pools::binding::alignment;
+use pools::host_snapshot::SCAN;
+use pools::words::word;
 
 /// The metrics of a report, with the names of pods or without them.
 pub(super) fn families(report: &Report, pods: bool) -> Vec<Family> {
