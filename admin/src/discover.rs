@@ -114,7 +114,7 @@ fn offered<'p>(candidate: &hca::Hca, pools: Option<&'p Pools>) -> Vec<&'p str> {
         .collect()
 }
 
-/// One line for each filled slot.
+/// One line for each filled entry.
 fn gids(scanned: &HostSnapshot) -> String {
     let devices = scanned.inventory.rdma_devices();
     let ports = devices.flat_map(|device| device.ports.iter().map(move |port| (device, port)));

@@ -14,6 +14,7 @@ use pools::pool::{self, Pools};
 use pools::snapshot::Health;
 
 use crate::global::{Global, NODE};
+use crate::node_guid;
 use crate::output::{Ended, Exit};
 use crate::verdict::words;
 
@@ -76,7 +77,7 @@ impl Explain {
 /// What does not work with an HCA, whatever pool it is in.
 fn notes(candidate: &Hca) -> Vec<String> {
     let devices = candidate.rdma_devices.iter();
-    let without = devices.filter_map(|device| Some((device, device.without_node_guid()?)));
+    let without = devices.filter_map(|device| Some((device, node_guid::missing(device)?)));
     without
         .map(|(device, (why, remedy))| format!("{}: {why}; {remedy}", device.name))
         .collect()

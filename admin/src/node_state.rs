@@ -242,9 +242,9 @@ impl NodeState {
             .filter(|hca| hca.netdevs.contains(netdev))
             .map(|hca| hca.id.clone());
         let nics = self.machine.nics.iter();
-        let of_nics = nics.filter(|nic| nic.netdevs.contains(netdev));
+        let of_nics = nics.filter(|nic| nic.hca.netdev_names().any(|name| name == netdev));
         of_pools
-            .chain(of_nics.map(|nic| nic.hca.to_string()))
+            .chain(of_nics.map(|nic| nic.hca.id.to_string()))
             .collect()
     }
 

@@ -534,7 +534,7 @@ mod tests {
     #[test]
     fn an_interface_joins_a_unit_of_the_whole_pool_only_on_its_hcas() {
         let pool = hca::unit::PoolTag::of("rdma/a");
-        let unit = UnitId::Pool { pool, slot: 0 }.to_string();
+        let unit = UnitId::Pool { pool, share: 0 }.to_string();
         let of = |netdev: &str| {
             let held = vec![held("a", "rdma/a", &[&unit])];
             rows(&state(held, vec![attachment("a", "net1", netdev)]), 0)

@@ -36,7 +36,7 @@ pub mod topology;
 pub mod unit;
 pub mod uplink;
 
-pub use address::{Guid, MacAddress};
+pub use address::{Guid, MacAddress, ParseError};
 pub use chardev::{CharDevice, DeviceNumber};
 pub use gid::{Gid, GidEntry, ROCE_V2};
 pub use host::{Error, Host, Progress, Result};

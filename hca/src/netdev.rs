@@ -125,7 +125,7 @@ fn names_representor(phys_port_name: &str) -> bool {
 /// [`host::Error::Missing`] if it is not in this network namespace; [`host::Error::Read`] if
 /// sysfs cannot be read.
 pub fn read(host: &Host, name: &str) -> Result<Netdev> {
-    let directory = host.class_entry("netdev", "net", name)?;
+    let directory = host.netdev(name)?;
     let parent = Parent::of(host, &directory)?;
     let text = |attribute| host::attribute(&directory, attribute);
     let outline = place(&directory, name)?;
@@ -150,7 +150,7 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
         ..outline
     };
     // All attributes of a netdev that went away meanwhile are absent: that is not a netdev.
-    host.class_entry("netdev", "net", name)?;
+    host.netdev(name)?;
     Ok(netdev)
 }
 
@@ -161,9 +161,9 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
 /// # Errors
 /// As [`read`].
 pub(crate) fn outline(host: &Host, name: &str) -> Result<(PathBuf, Netdev)> {
-    let directory = host.class_entry("netdev", "net", name)?;
+    let directory = host.netdev(name)?;
     let netdev = place(&directory, name)?;
-    host.class_entry("netdev", "net", name)?;
+    host.netdev(name)?;
     Ok((directory, netdev))
 }
 

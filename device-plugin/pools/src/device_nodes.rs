@@ -112,8 +112,8 @@ impl HcaDevices {
         for (_, all) in &self.of_devices {
             match class {
                 NodeClass::Uverbs => devices.extend(&all.uverbs),
-                NodeClass::Umad => devices.extend(all.umad.iter().map(|(_, umad)| umad)),
-                NodeClass::Issm => devices.extend(all.issm.iter().map(|(_, issm)| issm)),
+                NodeClass::Umad => devices.extend(&all.umad),
+                NodeClass::Issm => devices.extend(&all.issm),
                 NodeClass::Ucm => devices.extend(&all.ucm),
                 NodeClass::RdmaCm => {}
             }

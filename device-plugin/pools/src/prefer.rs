@@ -220,7 +220,11 @@ fn as_a_set(
     size: usize,
 ) -> Option<Vec<String>> {
     let machine = snapshot.machine();
-    let names: Vec<String> = machine.nics.iter().map(|nic| nic.hca.to_string()).collect();
+    let names: Vec<String> = machine
+        .nics
+        .iter()
+        .map(|nic| nic.hca.id.to_string())
+        .collect();
     let position = |id: &String| names.iter().position(|name| name == id);
     let include: BTreeSet<usize> = required.iter().map(position).collect::<Option<_>>()?;
     let free: BTreeSet<usize> = available.iter().filter_map(position).collect();

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use hca::Host;
 use hca::topology::Machine;
 use hca::topology::rail::{Rail, Source};
 use netlink::{Socket, uplink};
@@ -13,7 +12,7 @@ use node::policy::{Policy, RailCandidate};
 ///
 /// # Errors
 /// The policy is wrong, or gives a NIC two rails.
-pub fn by_policy(machine: &mut Machine, host: &Host, policy: &Path) -> Result<(), String> {
+pub fn by_policy(machine: &mut Machine, policy: &Path) -> Result<(), String> {
     hca::host::show(policy);
     let rails = Policy::load(policy).map_err(|error| error.with_remedy())?;
     let rails = rails.rails;
@@ -23,15 +22,14 @@ pub fn by_policy(machine: &mut Machine, host: &Host, policy: &Path) -> Result<()
     let addresses = Socket::open().and_then(|mut socket| uplink::addresses(&mut socket));
     let addresses = addresses.map_err(|error| error.to_string())?;
     for nic in &mut machine.nics {
-        let (hca, netdev) = (nic.hca.to_string(), nic.netdevs.first());
-        let index = netdev.and_then(|name| hca::netdev::read(host, name).ok());
+        let (hca, netdev) = (nic.hca.id.to_string(), nic.hca.netdevs.first());
         let of_nic = addresses
             .iter()
-            .filter(|(on, _)| index.as_ref().is_some_and(|netdev| netdev.ifindex == *on));
+            .filter(|(on, _)| netdev.is_some_and(|netdev| netdev.ifindex == *on));
         let of_nic: Vec<IpAddr> = of_nic.map(|(_, address)| *address).collect();
         let rail = rails.of(&RailCandidate {
             hca: &hca,
-            netdev: netdev.map_or("", String::as_str),
+            netdev: netdev.map_or("", |netdev| netdev.name.as_str()),
             addresses: &of_nic,
         });
         let rail = rail.map_err(|conflict| {
@@ -65,7 +63,7 @@ mod tests {
         let of_policy = |policy: &str| {
             std::fs::write(&file, policy).unwrap();
             let mut machine = read.clone();
-            by_policy(&mut machine, &host, &file)?;
+            by_policy(&mut machine, &file)?;
             let rails = machine
                 .nics
                 .iter()
@@ -77,14 +75,14 @@ mod tests {
         let (first, second) = (&read.nics[0], &read.nics[1]);
         let rails = format!(
             r#"{{"rails": {{"{}": 9, "{}": 4}}}}"#,
-            first.hca, second.netdevs[0]
+            first.hca.id, second.hca.netdevs[0].name
         );
         let mut named = vec![None; 8];
         (named[0], named[1]) = (Some(9), Some(4));
         assert_eq!(of_policy(&rails).unwrap(), named);
         let conflict = format!(
             r#"{{"rails": {{"{}": 9, "{}": 4}}}}"#,
-            first.hca, first.netdevs[0]
+            first.hca.id, first.hca.netdevs[0].name
         );
         let conflict = of_policy(&conflict).unwrap_err();
         assert!(
@@ -99,8 +97,7 @@ mod tests {
         let file = dir.path().join("policy.json");
         for wrong in [r#"{"rails": {"ens1": 300}}"#, "{"] {
             std::fs::write(&file, wrong).unwrap();
-            let host = Host::at(dir.path());
-            let error = by_policy(&mut Machine::default(), &host, &file).unwrap_err();
+            let error = by_policy(&mut Machine::default(), &file).unwrap_err();
             assert!(error.contains("policy.json"), "{error}");
         }
     }

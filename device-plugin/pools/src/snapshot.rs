@@ -303,12 +303,12 @@ impl Snapshot {
     pub fn unit(&self, id: &str) -> Option<Unit<'_>> {
         let member = |hca: &HcaId| self.members.iter().find(|member| member.hca.id == *hca);
         match (self.pool.sharing, id.parse::<UnitId>().ok()?) {
-            (Sharing::Pooled { .. }, UnitId::Pool { pool, slot }) => {
-                (pool == self.tag && slot < self.shared_units && !self.members.is_empty())
+            (Sharing::Pooled { .. }, UnitId::Pool { pool, share }) => {
+                (pool == self.tag && share < self.shared_units && !self.members.is_empty())
                     .then_some(Unit::Pool)
             }
-            (Sharing::Slots { .. }, UnitId::Shared { hca, pool, slot }) => member(&hca)
-                .filter(|member| pool == self.tag && slot < member.slots)
+            (Sharing::Slots { .. }, UnitId::Shared { hca, pool, share }) => member(&hca)
+                .filter(|member| pool == self.tag && share < member.slots)
                 .map(Unit::Member),
             (Sharing::Exclusive { .. }, UnitId::Exclusive(hca)) => member(&hca).map(Unit::Member),
             (Sharing::Late(_), UnitId::Slot { pool, slot }) if pool == self.tag => {

@@ -522,7 +522,7 @@ fn placed(
         let places = nccl::read(file).map_err(|error| format!("{error:#}"))?;
         machine.place(&places);
     }
-    by_policy(&mut machine, &paths.host, &paths.node.policy)?;
+    by_policy(&mut machine, &paths.node.policy)?;
     Ok(machine)
 }
 

@@ -183,7 +183,7 @@ fn between(a: &PciLocation, b: &PciLocation, numa: &Numa) -> Distance {
     if a.address == b.address {
         return Distance::sure(Class::X);
     }
-    if same_card(a.address, b.address) {
+    if a.address.card() == b.address.card() {
         return Distance::sure(Class::Pix);
     }
     if a.root.is_some() && a.root == b.root {
@@ -202,12 +202,6 @@ fn between(a: &PciLocation, b: &PciLocation, numa: &Numa) -> Distance {
             assumed: true,
         },
     }
-}
-
-/// True for two functions of one device, such as the ports of a dual-port card.
-#[must_use]
-pub fn same_card(a: PciAddress, b: PciAddress) -> bool {
-    (a.domain, a.bus, a.device) == (b.domain, b.bus, b.device)
 }
 
 fn below_one_root(a: &[PciAddress], b: &[PciAddress]) -> Class {

@@ -109,16 +109,9 @@ impl Numa {
             };
             let node = directory.join(&name);
             let cpus = host::attribute(&node, "cpulist")?.unwrap_or_default();
-            let package = match first_cpu(&cpus) {
-                Some(cpu) => {
-                    let topology = host
-                        .sys
-                        .join(format!("devices/system/cpu/cpu{cpu}/topology"));
-                    // -1 where the architecture does not say: it does not parse as u32.
-                    host::parsed(&topology, "physical_package_id")?
-                }
-                None => None,
-            };
+            let cpu = first_cpu(&cpus).map(|cpu| format!("devices/system/cpu/cpu{cpu}/topology"));
+            // -1 where the architecture does not say: it does not parse as u32.
+            let package = cpu.map(|cpu| host::parsed(&host.sys.join(cpu), "physical_package_id"));
             let distances = host::attribute(&node, "distance")?.unwrap_or_default();
             let distances = distances
                 .split_whitespace()
@@ -127,7 +120,7 @@ impl Numa {
             nodes.push(NumaNode {
                 id,
                 cpus,
-                package,
+                package: package.transpose()?.flatten(),
                 distances,
             });
         }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hca::HcaId;
-use hca::topology::{Class, Machine, Pair, Refusal, Request, choose};
+use hca::topology::{Class, Machine, Pair, Request, choose};
 
 /// A container of the pod, and what it has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub enum Refused {
     NoPlace(HcaId),
     /// No set of HCAs is as it must be.
     #[error("{0}; strict: false for this pool takes what there is")]
-    Choice(Refusal),
+    Choice(String),
 }
 
 /// Decides. `usable` are the HCAs that the pod may be given, `kept` what its slots became already.
@@ -74,7 +74,7 @@ pub fn decide(
     strict: bool,
 ) -> Result<Vec<Assigned>, Refused> {
     let wanted: usize = containers.iter().map(|one| one.slots.len()).sum();
-    let position = |hca: &HcaId| machine.nics.iter().position(|nic| nic.hca == *hca);
+    let position = |hca: &HcaId| machine.nics.iter().position(|nic| nic.hca.id == *hca);
     let given = usable.iter().chain(kept.values());
     let (placed, unplaced): (BTreeSet<&HcaId>, BTreeSet<&HcaId>) =
         given.partition(|hca| position(hca).is_some());
@@ -211,7 +211,7 @@ fn next_nic(
         .iter()
         .rposition(|at| node.is_some_and(|node| is_on(machine, *at, *node)));
     let next = near.or(nics.len().checked_sub(1))?;
-    Some(machine.nics.get(nics.remove(next))?.hca.clone())
+    Some(machine.nics.get(nics.remove(next))?.hca.id.clone())
 }
 
 /// Which container gets which of the chosen NICs: those that serve its GPUs first, then the nearest
@@ -284,7 +284,7 @@ fn share_out(
 }
 
 fn is(machine: &Machine, at: usize, hca: &HcaId) -> bool {
-    machine.nics.get(at).is_some_and(|nic| nic.hca == *hca)
+    machine.nics.get(at).is_some_and(|nic| nic.hca.id == *hca)
 }
 
 /// The GPUs that a container's HCAs are for.

@@ -219,7 +219,7 @@ fn choose(
     }
     let is_away = |hca: &HcaId| {
         let mut nics = machine.nics.iter();
-        nics.any(|nic| nic.hca == *hca && nic.elsewhere)
+        nics.any(|nic| nic.hca.id == *hca && nic.hca.elsewhere)
     };
     let members = pool.snapshot.members().iter();
     let is_own = |member: &&Member| own.values().any(|hca| *hca == member.hca.id);

@@ -63,7 +63,7 @@ fn port(number: u32, link_layer: LinkLayer, rate: &str, pkey: u16) -> Port {
 /// VF 3 of `ens1f0np0`, with a netdev and one active RoCE port at 100 Gb/s.
 pub fn virtual_function() -> Hca {
     let gids = GidTable {
-        slots: 256,
+        size: 256,
         entries: vec![GidEntry {
             index: 0,
             gid: "fe80::5054:00ff:fe00:00a5".parse().unwrap(),

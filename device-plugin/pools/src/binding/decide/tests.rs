@@ -16,7 +16,7 @@ fn scan(lay: impl Fn(&Tree)) -> Machine {
 }
 
 fn all(machine: &Machine) -> Vec<HcaId> {
-    machine.nics.iter().map(|nic| nic.hca.clone()).collect()
+    machine.nics.iter().map(|nic| nic.hca.id.clone()).collect()
 }
 
 fn container(name: &str, slots: &[u32], gpus: &[usize]) -> Container {
@@ -34,7 +34,7 @@ fn count(name: &str, slots: u32, gpus: &[usize]) -> Container {
 
 /// Positions of the NICs, by slot.
 fn nics(machine: &Machine, assigned: &[Assigned]) -> Vec<usize> {
-    let position = |hca: &HcaId| machine.nics.iter().position(|nic| nic.hca == *hca);
+    let position = |hca: &HcaId| machine.nics.iter().position(|nic| nic.hca.id == *hca);
     assigned
         .iter()
         .map(|one| position(&one.hca).unwrap())

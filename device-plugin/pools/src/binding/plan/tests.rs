@@ -31,7 +31,8 @@ impl Node {
         let gpus = hca::topology::gpu::read(&tree.host()).unwrap();
         let machine = Machine::read(&tree.host(), &inventory, gpus).unwrap();
         let members = machine.nics.iter();
-        let members = members.map(|nic| Member::example(named(&nic.hca.to_string(), &["mlx5_0"])));
+        let members =
+            members.map(|nic| Member::example(named(&nic.hca.id.to_string(), &["mlx5_0"])));
         let resource = ResourceName::parse("rdma/nic").unwrap();
         let pool = PoolConfig::new(resource, Sharing::Late(late), Vec::new());
         let snapshot = Snapshot::new(Arc::new(pool), 0, members.collect(), Arc::default());

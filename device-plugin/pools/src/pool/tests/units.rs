@@ -157,7 +157,7 @@ fn slots_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
             on: On::Pci("0000:3b:00.0"),
             ports: &[PortSpec {
                 gids: &both,
-                gid_slots: 256,
+                gid_entries: 256,
                 ..PortSpec::ROCE
             }],
             ..RdmaSpec::default()

@@ -1,16 +1,15 @@
 //! A function's PCIe link: how fast it runs, and how fast it could.
 
 use std::fmt;
-use std::path::Path;
+use std::fs;
 
+use hca::{Host, PciAddress};
 use serde::Serialize;
-
-use crate::host::{self, Result};
 
 /// Speed and width, where sysfs shows them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PcieLink {
+pub(crate) struct PcieLink {
     /// What it runs at.
     pub current: Option<Lanes>,
     /// What the device is capable of.
@@ -20,7 +19,7 @@ pub struct PcieLink {
 /// Speed and number of lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Lanes {
+pub(crate) struct Lanes {
     /// Millions of transfers a second on each lane: 32000 is PCIe 5.
     pub mega_transfers: u32,
     /// Lanes.
@@ -29,8 +28,7 @@ pub struct Lanes {
 
 impl Lanes {
     /// The PCIe generation; `None` for a speed that no generation has.
-    #[must_use]
-    pub fn generation(self) -> Option<u8> {
+    pub(crate) fn generation(self) -> Option<u8> {
         match self.mega_transfers {
             2_500 => Some(1),
             5_000 => Some(2),
@@ -45,8 +43,7 @@ impl Lanes {
 
     /// What it carries in one direction, in Mb/s, after line coding (8b/10b up to PCIe 2,
     /// 128b/130b since); packet headers cost some per cent more.
-    #[must_use]
-    pub fn mbps(self) -> u64 {
+    pub(crate) fn mbps(self) -> u64 {
         let raw = u64::from(self.mega_transfers) * u64::from(self.width);
         if self.mega_transfers <= 5_000 {
             raw * 8 / 10
@@ -66,28 +63,20 @@ impl fmt::Display for Lanes {
 }
 
 impl PcieLink {
-    /// Reads the link of the function in this sysfs directory. Virtual functions and virtual
-    /// machines often say nothing.
-    ///
-    /// # Errors
-    /// [`host::Error::Read`] if sysfs cannot be read.
-    pub fn read(directory: &Path) -> Result<Self> {
-        let lanes = |speed, width| -> Result<Option<Lanes>> {
-            let speed = host::attribute(directory, speed)?;
-            let width: Option<u32> = host::parsed(directory, width)?;
-            Ok(speed
-                .as_deref()
-                .and_then(mega_transfers)
-                .zip(width.filter(usable_width))
-                .map(|(mega_transfers, width)| Lanes {
-                    mega_transfers,
-                    width,
-                }))
+    /// Reads the link of a function. Virtual functions and virtual machines often say nothing.
+    pub(crate) fn read(host: &Host, address: PciAddress) -> Self {
+        let directory = host.sys.join("bus/pci/devices").join(address.to_string());
+        let text = |name: &str| fs::read_to_string(directory.join(name)).ok();
+        let lanes = |speed, width| {
+            Some(Lanes {
+                mega_transfers: mega_transfers(&text(speed)?)?,
+                width: text(width)?.trim().parse().ok().filter(usable_width)?,
+            })
         };
-        Ok(Self {
-            current: lanes("current_link_speed", "current_link_width")?,
-            most: lanes("max_link_speed", "max_link_width")?,
-        })
+        Self {
+            current: lanes("current_link_speed", "current_link_width"),
+            most: lanes("max_link_speed", "max_link_width"),
+        }
     }
 }
 
