@@ -156,6 +156,7 @@ impl Store {
         if let Some(known) = self.all.borrow().as_deref() {
             read.in_use.clone_from(&known.in_use);
             read.ended.clone_from(&known.ended);
+            read.free_aligned.clone_from(&known.free_aligned);
             for (hca, one) in &mut read.all {
                 one.since = known.all.get(hca).map_or(one.since, |known| known.since);
             }
@@ -226,10 +227,12 @@ impl Store {
         &self,
         ended: BTreeMap<HcaId, &'static str>,
         in_use: Option<BTreeMap<HcaId, String>>,
+        free_aligned: BTreeMap<String, usize>,
     ) {
         let _writer = self.writer();
         self.change(|all| {
             all.ended = ended;
+            all.free_aligned = free_aligned;
             all.in_use = in_use.unwrap_or(std::mem::take(&mut all.in_use));
         });
     }

@@ -140,6 +140,8 @@ pub struct Bindings {
     pub unreadable: BTreeMap<HcaId, String>,
     /// HCAs that nobody has, and that a process of an ended pod still uses.
     pub in_use: BTreeMap<HcaId, String>,
+    /// HCAs by resource that are free and near a GPU; none while the GPUs are not known.
+    pub free_aligned: BTreeMap<String, usize>,
     /// Why the pods of bindings do not have their slots any more, as far as that was found out.
     pub ended: BTreeMap<HcaId, &'static str>,
 }
