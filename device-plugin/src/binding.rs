@@ -13,7 +13,7 @@
 pub(crate) mod binder;
 mod commit;
 mod containers;
-mod contexts;
+pub(crate) mod contexts;
 pub(crate) mod garbage;
 mod slot_files;
 pub(crate) mod store;

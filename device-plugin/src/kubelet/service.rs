@@ -22,6 +22,7 @@ use tonic::{Request, Response, Status};
 use super::checkpoint::CheckpointReader;
 use super::promised::{self, Promise, Promises};
 use crate::binding::binder::Binder;
+use crate::binding::contexts;
 use crate::reader::{Reader, Readers};
 use pools::allocate::{self, Refused};
 use pools::config::{Delivery, PoolConfig, ResourceName, Sharing};
@@ -272,6 +273,28 @@ impl Plugin {
             false => Err(format!("{why}, if the pool had the same HCAs then")),
         }
     }
+
+    /// The process of a pod that ended, which still uses an HCA of these units: a list of the kubelet frees
+    /// a unit while a process of its pod hangs. None where that is not known.
+    async fn user_of_another_pod(&self, ids: &[String]) -> Option<String> {
+        let snapshot = self.feed.borrow().clone()?;
+        if snapshot.pool().sharing.is_shared() {
+            return None;
+        }
+        let hcas = promised::named_hcas(ids, Some(&snapshot))?.into_iter();
+        let devices =
+            hcas.flat_map(|(hca, names)| names.into_iter().map(move |name| (name, hca.clone())));
+        let (host, devices) = (self.reads.host.clone(), devices.collect());
+        let used = self.reads.hcas.run(move || contexts::read(&host, &devices));
+        let used = used.await.ok().filter(|used| !used.is_empty())?;
+        let checkpoint = self.reads.checkpoint.read(None).await.ok()??;
+        let own = checkpoint.owners.uid(self.resource.as_str(), ids)?;
+        let other = used.into_iter().find(|one| one.pod != own)?;
+        Some(format!(
+            "{} of {} cannot be used: {other}",
+            other.hca, self.resource
+        ))
+    }
 }
 
 impl Service {
@@ -357,6 +380,10 @@ impl DevicePlugin for Service {
         if is_late && ids.iter().any(is_slot) {
             plugin.requests.start(resource, ids).await?;
             return Ok(Response::new(PreStartContainerResponse {}));
+        }
+        if let Some(why) = plugin.user_of_another_pod(&ids).await {
+            tracing::error!(%resource, why, "a container is not started");
+            return Err(Status::failed_precondition(why));
         }
         match plugin.difference(&ids).await {
             Ok(None) => {}
