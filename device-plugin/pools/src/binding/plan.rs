@@ -9,7 +9,7 @@ use hca::topology::Machine;
 use node_wire::{Failure, FailureKind, Pod, PodUnits};
 
 use super::decide::{self, Assigned, Container, Refused};
-use super::record::{Binding, ServedGpu};
+use super::record::{Binding, ServedGpu, Since};
 use super::state::{Asker, Owner, State, World, binding_state, is_adoptable, owner};
 use crate::config::Late;
 use crate::gpus::PodGpus;
@@ -309,6 +309,7 @@ fn new_binding(
         gpus: gpus.collect(),
         created: world.bindings.next_created(&one.slot, world.seconds),
         cgroup: world.cgroup.clone(),
+        since: Since(Some(world.now)),
         ..Binding::new(&one.hca, &one.slot, &asker.pod, asker.sandbox.as_deref())
     }
 }

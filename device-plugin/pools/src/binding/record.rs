@@ -53,15 +53,9 @@ pub struct Binding {
     pub since: Since,
 }
 
-/// A moment that makes no difference between two bindings.
-#[derive(Debug, Clone, Copy)]
-pub struct Since(pub Instant);
-
-impl Default for Since {
-    fn default() -> Self {
-        Self(Instant::now())
-    }
-}
+/// A moment that makes no difference between two bindings; none in a file.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Since(pub Option<Instant>);
 
 impl PartialEq for Since {
     fn eq(&self, _: &Self) -> bool {
@@ -147,6 +141,11 @@ pub struct Bindings {
 }
 
 impl Bindings {
+    /// Whether no HCA is bound.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.unreadable.is_empty()
+    }
+
     /// Whether an HCA is bound, to whomever.
     pub fn has(&self, hca: &HcaId) -> bool {
         self.all.contains_key(hca) || self.unreadable.contains_key(hca)
