@@ -113,8 +113,14 @@ warnings() {
 	kubectl get events --field-selector "involvedObject.name=$1,type=Warning" -o json |
 		jq -r '.items[] | select(.reason | IN("FailedScheduling", "MissingClusterDNS") | not) | "\(.reason): \(.message)"'
 }
+# A NIC that returned is Unhealthy until its port is active, and a pod that asks for all of them then has failed.
+all_healthy() { in_daemon status --json | jq -e 'all(.daemon.pools[].hcas[]; .reasons == [])'; }
+check "all returned NICs are healthy" wait_for 100 all_healthy
+own logs ds/rdma-netdev -c rdma-device-plugin >"$LAB_OUT/rdma-device-plugin.log"
 check "the first is made" turn turn-1
 check "it becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/turn-1
+equal "its bindings have its cgroup, found by its UID" "kubepods/besteffort/pod$(kubectl get pod turn-1 -o json | jq -r .metadata.uid)" \
+	"$(jq -r '.cgroup // "none"' /run/rdma-netdev/bindings/* | sort -u)"
 for next in 2 3 4; do
 	ended=$(container_of turn-$((next - 1)))
 	check "turn-$next waits for the HCAs" turn turn-$next
