@@ -15,7 +15,6 @@ use e2e::cni_host::CniHost;
 use e2e::daemon::{HCAS, Machine};
 use e2e::harness::Case;
 use e2e::netns::Netns;
-use e2e::unanswered::Unanswered;
 use serde_json::{Value, json};
 
 use super::dp_admin::{POOLS, document};
