@@ -3,6 +3,7 @@
 mod export;
 mod fsck;
 mod leases;
+mod ownership;
 mod parts;
 pub(crate) mod pools;
 mod release;
@@ -36,8 +37,14 @@ pub(crate) struct Addresses {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Release leases by hand
+    /// Release leases, or parts that a node has, by hand
     Release(release::Release),
+    /// Make the directory of a shared store ready, once for all nodes
+    Init,
+    /// Make a part of a range a node's own network, before the node asks for one
+    Assign(ownership::Assign),
+    /// Give back what this node owns and does not use, before it leaves the cluster
+    GiveBack(ownership::GiveBack),
     /// Show what contradicts what in this node's leases
     Fsck,
     /// Write leases into whereabouts' objects, for networks that go back to whereabouts
@@ -57,6 +64,9 @@ impl Addresses {
         match &self.command {
             None => self.list(&scope),
             Some(Command::Release(command)) => command.run(&scope),
+            Some(Command::Init) => ownership::init(&scope),
+            Some(Command::Assign(command)) => command.run(&scope),
+            Some(Command::GiveBack(command)) => command.run(&scope),
             Some(Command::Fsck) => fsck::run(&scope),
             Some(Command::Export(command)) => command.run(&scope),
         }

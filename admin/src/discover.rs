@@ -14,12 +14,12 @@ use node::table::cell;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use rdma_device_plugin::candidate::memory;
-use rdma_device_plugin::cli::{Defaults, NodeAddresses, config_file};
-use rdma_device_plugin::config;
-use rdma_device_plugin::host_snapshot::HostSnapshot;
-use rdma_device_plugin::pool::{self, Pools};
-use rdma_device_plugin::snapshot::Snapshot;
+use pools::config;
+use pools::config::flags::{Defaults, NodeAddresses, config_file};
+use pools::history;
+use pools::host_snapshot::HostSnapshot;
+use pools::pool::{self, Pools};
+use pools::snapshot::Snapshot;
 
 use crate::global::{Global, NODE};
 use crate::output::{Ended, Exit, optional, table};
@@ -43,7 +43,7 @@ pub(crate) struct Discover {
 impl Discover {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let scanned = global.scan(&self.addresses.node_addresses)?;
-        let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
+        let (candidates, unusable) = history::list(&scanned, &global.policy, &global.host());
         let pools = self.pools(&candidates, &scanned)?;
         let document = DiscoverDocument {
             addresses: HostAddress::list(&scanned),
@@ -114,7 +114,7 @@ fn offered<'p>(candidate: &hca::Hca, pools: Option<&'p Pools>) -> Vec<&'p str> {
         .collect()
 }
 
-/// One line for each filled slot.
+/// One line for each filled entry.
 fn gids(scanned: &HostSnapshot) -> String {
     let devices = scanned.inventory.rdma_devices();
     let ports = devices.flat_map(|device| device.ports.iter().map(move |port| (device, port)));
@@ -407,12 +407,12 @@ mod tests {
         std::fs::write(&policy, text).unwrap();
         let host = tree.host();
         let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
-        let mut memory = memory::Memory::load(state.path(), node::identity::boot_id(&host.proc));
+        let mut memory = history::Memory::load(state.path(), node::identity::boot_id(&host.proc));
         memory.list(&scanned, std::time::SystemTime::now());
-        std::fs::write(state.path().join(memory::FILE), memory.text().unwrap()).unwrap();
+        std::fs::write(state.path().join(history::FILE), memory.text().unwrap()).unwrap();
         take(&tree);
         let scanned = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
-        let (candidates, _) = memory::list(&scanned, &policy, &host);
+        let (candidates, _) = history::list(&scanned, &policy, &host);
         ports(&candidates, &scanned, None)
     }
 

@@ -7,13 +7,14 @@ use serde::Serialize;
 use serde_json::json;
 
 use hca::Hca;
-use rdma_device_plugin::candidate::memory;
-use rdma_device_plugin::cli::{Defaults, NodeAddresses, config_file};
-use rdma_device_plugin::config::{self, PoolConfig};
-use rdma_device_plugin::pool::{self, Pools};
-use rdma_device_plugin::snapshot::Health;
+use pools::config::flags::{Defaults, NodeAddresses, config_file};
+use pools::config::{self, PoolConfig};
+use pools::history;
+use pools::pool::{self, Pools};
+use pools::snapshot::Health;
 
 use crate::global::{Global, NODE};
+use crate::node_guid;
 use crate::output::{Ended, Exit};
 use crate::verdict::words;
 
@@ -36,7 +37,7 @@ impl Explain {
         let path = config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults)?;
         let scanned = global.scan(&self.addresses.node_addresses)?;
-        let (candidates, unusable) = memory::list(&scanned, &global.policy, &global.host());
+        let (candidates, unusable) = history::list(&scanned, &global.policy, &global.host());
         if let Some(one) = unusable.iter().find(|one| one.device.name == self.name) {
             anyhow::bail!("{} cannot be in any pool: {}", one.device.name, one.reason);
         }
@@ -76,7 +77,7 @@ impl Explain {
 /// What does not work with an HCA, whatever pool it is in.
 fn notes(candidate: &Hca) -> Vec<String> {
     let devices = candidate.rdma_devices.iter();
-    let without = devices.filter_map(|device| Some((device, device.without_node_guid()?)));
+    let without = devices.filter_map(|device| Some((device, node_guid::missing(device)?)));
     without
         .map(|(device, (why, remedy))| format!("{}: {why}; {remedy}", device.name))
         .collect()
@@ -163,7 +164,7 @@ fn judge(pool: &PoolConfig, candidate: &Hca, pools: &Pools) -> Membership {
 #[cfg(test)]
 mod tests {
     use hca_trees::{Tree, cloud, machine};
-    use rdma_device_plugin::host_snapshot::HostSnapshot;
+    use pools::host_snapshot::HostSnapshot;
 
     use super::*;
 

@@ -8,8 +8,8 @@ use anyhow::{Context as _, anyhow};
 use attachment::node::{Node, Places};
 use clap::{Args, ValueEnum};
 use node::policy::Policy;
-use rdma_device_plugin::host_snapshot::HostSnapshot;
-use rdma_device_plugin::{reader, scan::SCAN};
+use pools::host_snapshot::HostSnapshot;
+use pools::host_snapshot::SCAN;
 use serde_json::Value;
 
 use crate::output::{complain, say, say_json};
@@ -207,5 +207,5 @@ pub(crate) fn within_limit<T: Send + 'static>(
     what: &str,
     read: impl FnOnce() -> T + Send + 'static,
 ) -> anyhow::Result<T> {
-    Ok(reader::wait(what, READ_TIMEOUT, read)?)
+    Ok(hca::wait(what, READ_TIMEOUT, read)?)
 }

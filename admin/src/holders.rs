@@ -9,7 +9,7 @@ use hca::topology::{Gpu, Nic};
 use hca::{PciAddress, UnitId};
 use kubelet_api::client::Held;
 use node_wire::status::DaemonStatus;
-use rdma_device_plugin::Gpus;
+use pools::gpus::Gpus;
 
 /// Pods by the names of their devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Holders {
 
     /// Pods that have a NIC, or a share of it.
     pub(crate) fn nic(&self, nic: &Nic) -> Vec<String> {
-        let pods = self.nics.get(&nic.hca.to_string());
+        let pods = self.nics.get(&nic.hca.id.to_string());
         pods.cloned().unwrap_or_default()
     }
 }
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn ids_of_all_kinds_lead_to_their_hca() {
         let pool = hca::unit::PoolTag::of("rdma/shared");
-        let share = |slot| format!("0000:3b:00.0_{pool}_{slot}");
+        let share = |share| format!("0000:3b:00.0_{pool}_{share}");
         let holders = example::holders(
             &[],
             &[

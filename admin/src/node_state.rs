@@ -6,16 +6,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use attachment::listing::{Attachment, Presence};
+use attachment::node_files::{self, Files};
 use clap::Args;
 use hca::topology::{Machine, gpu};
 use hca::{Host, UnitId};
 use ipam::lease::Lease;
 use kubelet_api::client::{Devices, Held};
 use node_wire::status::{DaemonStatus, ForgetQuestion, PoolStatus, StatusQuestion};
-use rdma_device_plugin::Gpus;
-use rdma_device_plugin::cli::KubeletRoot;
-use rdma_device_plugin::node_files::{self, Files};
-use rdma_device_plugin::scan::SCAN;
+use pools::config::flags::KubeletRoot;
+use pools::gpus::Gpus;
+use pools::host_snapshot::SCAN;
 use serde::{Deserialize, Serialize};
 
 use crate::alignment::misaligned;
@@ -242,9 +242,9 @@ impl NodeState {
             .filter(|hca| hca.netdevs.contains(netdev))
             .map(|hca| hca.id.clone());
         let nics = self.machine.nics.iter();
-        let of_nics = nics.filter(|nic| nic.netdevs.contains(netdev));
+        let of_nics = nics.filter(|nic| nic.hca.netdev_names().any(|name| name == netdev));
         of_pools
-            .chain(of_nics.map(|nic| nic.hca.to_string()))
+            .chain(of_nics.map(|nic| nic.hca.id.to_string()))
             .collect()
     }
 

@@ -300,10 +300,10 @@ fn text(document: &PodsDocument, is_wide: bool) -> String {
 #[cfg(test)]
 mod tests {
     use attachment::listing::Attachment;
+    use attachment::node_files::Files;
     use ipam::lease::Lease;
     use kubelet_api::client::{Devices, Held};
     use node_wire::status::{BindingStatus, DaemonStatus, HcaStatus, PoolStatus};
-    use rdma_device_plugin::node_files::Files;
 
     use super::*;
 
@@ -534,7 +534,7 @@ mod tests {
     #[test]
     fn an_interface_joins_a_unit_of_the_whole_pool_only_on_its_hcas() {
         let pool = hca::unit::PoolTag::of("rdma/a");
-        let unit = UnitId::Pool { pool, slot: 0 }.to_string();
+        let unit = UnitId::Pool { pool, share: 0 }.to_string();
         let of = |netdev: &str| {
             let held = vec![held("a", "rdma/a", &[&unit])];
             rows(&state(held, vec![attachment("a", "net1", netdev)]), 0)

@@ -35,11 +35,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use attachment::reclaim::in_host_namespace;
-use rdma_device_plugin::candidate::memory;
-use rdma_device_plugin::cli::{Defaults, NodeAddresses};
-use rdma_device_plugin::config::{self, Config, Delivery, Sharing};
-use rdma_device_plugin::host_snapshot::HostSnapshot;
-use rdma_device_plugin::pool;
+use pools::config::flags::{Defaults, NodeAddresses};
+use pools::config::{self, Config, Delivery, Sharing};
+use pools::history;
+use pools::host_snapshot::HostSnapshot;
+use pools::pool;
 use serde_json::json;
 
 use crate::findings;
@@ -188,7 +188,7 @@ impl Preflight {
 
 /// The pools that the daemon would make of this configuration on this host.
 fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host) -> Pools {
-    let (candidates, _) = memory::list(host, policy, roots);
+    let (candidates, _) = history::list(host, policy, roots);
     let assembled = pool::assemble(config, &candidates, host, &[]);
     let mut pools = Pools {
         cdi: (config.pools.iter()).any(|pool| pool.delivery == Delivery::Cdi),
@@ -210,7 +210,7 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
             });
             let units = match pool.sharing {
                 Sharing::Pooled { .. } => snapshot.shared_units(),
-                Sharing::Slots { .. } => member.slots,
+                Sharing::Shares { .. } => member.shares,
                 Sharing::Exclusive { .. } | Sharing::Late(_) => 1,
             };
             for device in names {

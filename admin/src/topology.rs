@@ -13,7 +13,7 @@ use anyhow::Context;
 use hca::topology::{Machine, Nic};
 use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
-use rdma_device_plugin::rails::by_policy;
+use pools::rails::by_policy;
 
 use crate::global::Global;
 use crate::holders::{self, Holders};
@@ -48,11 +48,8 @@ impl Topology {
         let read = hardware(host.clone())?;
         let (mut machine, gpus) = read.context("read this host's GPUs and NICs")?;
         leave_out_slices(&mut machine);
-        let mut view = View {
-            machine,
-            ..View::default()
-        };
-        if let Err(why) = by_policy(&mut view.machine, host, policy) {
+        let mut view = View::of(host, machine);
+        if let Err(why) = by_policy(&mut view.machine, policy) {
             view.machine.nics.iter_mut().for_each(|nic| nic.rail = None);
             view.remarks.push(format!("rails are not known: {why}"));
         }
@@ -86,20 +83,16 @@ impl Topology {
 
 /// The document of a machine alone.
 #[cfg(test)]
-pub(crate) fn document_of(mut machine: Machine) -> serde_json::Value {
+pub(crate) fn document_of(host: &Host, mut machine: Machine) -> serde_json::Value {
     leave_out_slices(&mut machine);
-    let view = View {
-        machine,
-        ..View::default()
-    };
-    view.document()
+    View::of(host, machine).document()
 }
 
 /// Leaves out VFs and sub-functions whose physical function is listed.
 fn leave_out_slices(machine: &mut Machine) {
     let whole = machine.nics.iter().filter(|nic| !nic.is_slice());
     let whole: BTreeSet<PciAddress> = whole.map(|nic| nic.place.address).collect();
-    let slices = |nic: &Nic| nic.is_slice() && whole.contains(&nic.physical);
+    let slices = |nic: &Nic| nic.is_slice() && whole.contains(&nic.physical());
     machine.nics.retain(|nic| !slices(nic));
 }
 

@@ -2,8 +2,8 @@
 //! pools of the device plugin (ours or the peers'), a node's policy, networks, or objects of Kubernetes
 //! or values of the chart that contain them.
 
+mod configuration;
 mod network;
-mod pools;
 
 use std::path::{Path, PathBuf};
 
@@ -12,12 +12,12 @@ use clap::Args;
 use cni_wire::text::printable;
 use hca::{Hca, HcaId};
 use node::policy::Policy;
-use rdma_device_plugin::candidate::memory;
-use rdma_device_plugin::cli::{Defaults, NodeAddresses, config_file};
-use rdma_device_plugin::config::{self, Config};
-use rdma_device_plugin::host_snapshot::HostSnapshot;
-use rdma_device_plugin::pool::{self, Pools};
-use rdma_device_plugin::snapshot::Snapshot;
+use pools::config::flags::{Defaults, NodeAddresses, config_file};
+use pools::config::{self, Config};
+use pools::history;
+use pools::host_snapshot::HostSnapshot;
+use pools::pool::{self, Pools};
+use pools::snapshot::Snapshot;
 use serde_json::{Map, Value, json};
 
 use crate::documents::{
@@ -84,7 +84,7 @@ impl Validate {
         let host = match self.on_host {
             true => {
                 let scanned = global.scan(&self.addresses.node_addresses)?;
-                let (hcas, _) = memory::list(&scanned, &global.policy, &global.host());
+                let (hcas, _) = history::list(&scanned, &global.policy, &global.host());
                 Some((scanned, hcas))
             }
             false => None,
@@ -147,7 +147,10 @@ impl Validate {
         (host, pools): (Option<&(HostSnapshot, Vec<Hca>)>, Option<&Pools>),
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
-            Part::Pools(text) => ("pools", pools::check(place, &text, &self.defaults, host)),
+            Part::Pools(text) => (
+                "pools",
+                configuration::check(place, &text, &self.defaults, host),
+            ),
             Part::Policy(text) => ("policy", check_policy(place, &text)),
             Part::Network(object) => {
                 let policy = policy.as_ref().map_err(|error| anyhow!("{error:#}"))?;

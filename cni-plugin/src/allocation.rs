@@ -141,7 +141,7 @@ impl Held {
 
 fn parsed(names: &[String]) -> Result<Vec<HcaId>, Error> {
     let parse = |name: &String| {
-        name.parse().map_err(|e: hca::unit::Error| {
+        name.parse().map_err(|e: hca::ParseError| {
             Error::advise(
                 Code::Decode,
                 format_args!("the daemon names an HCA {name:?}: {e}"),

@@ -26,7 +26,7 @@ use cni_wire::{
     json::{self, Value},
     text::list,
 };
-use hca::{Guid, HcaId, MacAddress, PciAddress, UnitId, unit};
+use hca::{Guid, HcaId, MacAddress, ParseError, PciAddress, UnitId};
 use node::policy::{MAX_RAIL, MAX_VLAN, partition_key, port_guid};
 use serde::{
     Deserialize, Deserializer,
@@ -292,7 +292,7 @@ fn invalid(msg: impl fmt::Display, remedy: impl fmt::Display) -> Error {
     Error::advise(Code::InvalidConfig, msg, remedy)
 }
 
-fn allocation_of(text: &str) -> Result<Allocation, unit::Error> {
+fn allocation_of(text: &str) -> Result<Allocation, ParseError> {
     // A PCI address can be in capitals.
     let address = text.parse().map(|pci| UnitId::Exclusive(HcaId::Pci(pci)));
     Ok(Allocation {
@@ -542,7 +542,7 @@ mod tests {
         let shared = read(json!({"deviceID": "0000:3b:00.0_3e71787e_17"})).unwrap();
         assert!(matches!(
             shared.allocation.unwrap().unit,
-            UnitId::Shared { slot: 17, .. }
+            UnitId::Shared { share: 17, .. }
         ));
         let capitals = read(json!({"deviceID": "0000:3B:00.0"})).unwrap();
         assert!(matches!(

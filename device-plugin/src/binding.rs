@@ -10,15 +10,11 @@
 //! order: CDI file, device returned, binding file. So a CDI file never names an HCA that another pod
 //! is bound to, whenever a process dies.
 
-pub(crate) mod alignment;
 pub(crate) mod binder;
 mod commit;
 mod containers;
-mod contexts;
-pub(crate) mod decide;
+pub(crate) mod contexts;
 pub(crate) mod garbage;
-pub(crate) mod gpus;
-mod plan;
-pub(crate) mod slot_specification;
-mod state;
+mod slot_files;
 pub(crate) mod store;
+mod world;

@@ -12,9 +12,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::config::Defaults;
-pub use flags::{KubeletRoot, NodeAddresses, config_file};
+use pools::config::flags::{Defaults, KubeletRoot, NodeAddresses, config_file};
 
+use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
 use crate::node_paths::NodePaths;
@@ -51,6 +51,9 @@ enum Command {
     Install(install::Install),
     /// Remove this project's files from the node
     Uninstall(uninstall::Uninstall),
+    /// Write manual pages and completions to a directory
+    #[command(hide = true)]
+    Pages { directory: PathBuf },
 }
 
 #[derive(Debug, Args)]
@@ -137,9 +140,8 @@ struct Run {
 /// Where `rdma-netdev` asks.
 const NODE_SOCKET: &str = "/run/rdma-netdev/node.sock";
 
-/// The command line, for manual pages and completions.
-#[must_use]
-pub fn command() -> clap::Command {
+/// The command line.
+fn command() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
         // Those of "run", which its own help shows: without this nobody finds the commands.
         .mut_args(|flag| flag.hide(true))
@@ -172,6 +174,8 @@ pub fn main() -> ExitCode {
         Some(Command::Run(run)) => serve(*run),
         Some(Command::Install(install)) => install.run(&mut out),
         Some(Command::Uninstall(uninstall)) => uninstall.run(&mut out),
+        Some(Command::Pages { directory }) => node_server::pages::write(command(), &directory)
+            .with_context(|| format!("write pages to {}", directory.display())),
     };
     ended(done, &mut out)
 }
@@ -241,4 +245,15 @@ fn serve(args: Run) -> anyhow::Result<()> {
         reclaim_interval: (args.reclaim_interval > 0)
             .then(|| Duration::from_secs(args.reclaim_interval)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_help_fits_a_screen() {
+        let help = command().render_help().to_string();
+        assert!(help.lines().count() <= 40, "{help}");
+    }
 }

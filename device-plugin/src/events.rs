@@ -37,6 +37,10 @@ pub(crate) enum Trigger {
     Signal,
     /// Another pod holds units than before.
     Pods,
+    /// Units were allocated.
+    Allocated,
+    /// Containers of a pool get what its CDI file says again, or not any more.
+    Files,
     /// A slot was bound or unbound.
     Binding,
     /// Somebody said that an HCA was removed for good.
@@ -50,7 +54,13 @@ impl Trigger {
     pub(crate) fn is_of_host(self) -> bool {
         !matches!(
             self,
-            Self::Damping | Self::Pods | Self::Binding | Self::Forget | Self::Child
+            Self::Damping
+                | Self::Pods
+                | Self::Allocated
+                | Self::Files
+                | Self::Binding
+                | Self::Forget
+                | Self::Child
         )
     }
 }

@@ -10,44 +10,25 @@
 
 #![forbid(unsafe_code)]
 
-mod allocate;
 mod binding;
-pub mod candidate;
 pub mod cli;
-pub mod config;
-mod deliver;
-mod device_nodes;
 mod events;
-mod health;
-pub mod host_snapshot;
+mod files;
 mod install;
 mod kubelet;
+mod last_good;
 mod links;
 mod measurements;
-pub mod nccl;
-pub mod node_files;
 mod node_paths;
 mod node_socket;
-mod plan;
-pub mod pool;
 mod port_counters;
-mod prefer;
-pub mod rails;
-pub mod reader;
+mod reader;
 mod reclaim;
 mod remarks;
 mod report;
 mod run;
-pub mod scan;
+mod scan;
 mod sessions;
-mod slots;
-pub mod snapshot;
-mod state_files;
 mod telemetry;
 mod uninstall;
 mod watch;
-pub mod words;
-
-pub use binding::gpus::Gpus;
-// Readers of the kubelet's checkpoint; the first for a fuzz target.
-pub use kubelet::checkpoint::{Owners, registered};

@@ -12,13 +12,11 @@ use std::sync::Arc;
 use attachment::reclaim::in_host_namespace;
 use hca::{HcaId, netdev::Netdev, uplink::Uplinks};
 use netlink::{Socket, link};
+use pools::config::{Config, ResourceName};
+use pools::snapshot::Snapshot;
 
-use crate::{
-    config::{Config, ResourceName},
-    node_paths::NodePaths,
-    reclaim::taken,
-    snapshot::Snapshot,
-};
+use crate::node_paths::NodePaths;
+use crate::reclaim::taken;
 
 /// What was done so far.
 #[derive(Debug, Clone, Default)]
@@ -164,9 +162,9 @@ mod tests {
     use hca_trees::{PciSpec, PortSpec, Tree};
 
     use super::*;
-    use crate::config::parse;
-    use crate::host_snapshot::example::scan;
-    use crate::pool::assemble;
+    use pools::config::parse;
+    use pools::example::scan;
+    use pools::pool::assemble;
 
     /// A host with two NICs, both down, and what pools make of it.
     fn host(pools: &str) -> (Config, Vec<Arc<Snapshot>>, Vec<Netdev>) {

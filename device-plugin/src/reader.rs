@@ -9,14 +9,12 @@
 //! one thread at most for a thing, and one for each object that hangs. All readers of a process know
 //! of each other's hung objects ([`Readers`]).
 
-use std::fmt;
 use std::path::PathBuf;
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use hca::Progress;
 use hca::host::{Hung, with_progress};
+use hca::{Late, Progress};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
@@ -31,32 +29,6 @@ struct Read {
     started: Instant,
     progress: Arc<Progress>,
 }
-
-/// A read that is past its limit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Late {
-    pub what: String,
-    pub started: Instant,
-    /// Empty if it is not known.
-    pub path: PathBuf,
-}
-
-impl fmt::Display for Late {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is late: ", self.what)?;
-        match self.path.as_os_str().is_empty() {
-            true => f.write_str("it has not ended")?,
-            false => write!(f, "{} has not answered", self.path.display())?,
-        }
-        let seconds = self.started.elapsed().as_secs();
-        write!(
-            f,
-            " for {seconds} s; firmware, a driver or a file server hangs, or the node is overloaded"
-        )
-    }
-}
-
-impl std::error::Error for Late {}
 
 impl Read {
     fn late(&self) -> Late {
@@ -313,31 +285,10 @@ impl<T> State<T> {
     }
 }
 
-/// Reads for a command, which has nothing else to do: waits at most `limit`.
-///
-/// # Errors
-/// What does not end; the process ends without it.
-pub fn wait<R: Send + 'static>(
-    what: &str,
-    limit: Duration,
-    read: impl FnOnce() -> R + Send + 'static,
-) -> Result<R, Late> {
-    let reader: Reader = Readers::default().reader("read", what, limit);
-    let (sender, value) = mpsc::channel();
-    let started = Instant::now();
-    let _ = reader.begin(move || drop(sender.send(read())));
-    value.recv_timeout(limit).map_err(|_| {
-        reader.late().unwrap_or(Late {
-            what: what.to_owned(),
-            started,
-            path: PathBuf::new(),
-        })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc;
 
     use super::*;
 
@@ -384,16 +335,5 @@ mod tests {
         assert_eq!(next.await, Ok(2));
         assert_eq!(reader.last().map(|last| last.value), Some(2));
         assert!(reader.late().is_none());
-    }
-
-    #[test]
-    fn a_command_gives_up_and_names_the_path() {
-        let late = wait("the scan", LIMIT, hang).unwrap_err();
-        let text = late.to_string();
-        assert!(
-            text.starts_with("the scan is late: /share/state has not answered"),
-            "{text}"
-        );
-        assert_eq!(wait("the scan", LIMIT, || 1), Ok(1));
     }
 }

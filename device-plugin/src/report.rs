@@ -13,20 +13,21 @@ use node_wire::status::{
 };
 use tokio::sync::watch;
 
-use crate::binding::alignment;
-use crate::binding::store::{Binding, Bindings};
-use crate::candidate::memory::Missing;
-use crate::config::last_good::REJECTED;
-use crate::config::{ResourceName, TopologyConfig};
 use crate::events::Trigger;
-use crate::kubelet::holdings::Holdings;
 use crate::kubelet::service::{AllocationCounts, State};
 use crate::kubelet::session::NO_STREAM;
-use crate::plan::Transitions;
-use crate::reader::{Late, Readers};
+use crate::last_good::REJECTED;
+use crate::reader::Readers;
 use crate::reclaim;
-use crate::snapshot::{Member, Snapshot};
-use crate::words::word;
+use hca::Late;
+use pools::binding::alignment;
+use pools::binding::record::{Binding, Bindings};
+use pools::config::{ResourceName, TopologyConfig};
+use pools::history::Missing;
+use pools::holdings::Holdings;
+use pools::plan::Transitions;
+use pools::snapshot::{Member, Snapshot};
+use pools::words::word;
 
 /// The state of the daemon.
 #[derive(Debug, Clone)]
@@ -108,6 +109,12 @@ fn owned<'n>(names: impl IntoIterator<Item = &'n str>) -> Vec<String> {
 }
 
 impl Report {
+    /// What the kubelet was sent of each resource.
+    pub(crate) fn snapshots(&self) -> Vec<Arc<Snapshot>> {
+        let pools = self.pools.iter();
+        pools.filter_map(|pool| pool.snapshot.clone()).collect()
+    }
+
     /// Before anything was scanned.
     pub(crate) fn new(
         started: Instant,
@@ -289,6 +296,11 @@ impl Report {
             units: pool.units(),
             delivery: delivery.map(|snapshot| word(&snapshot.pool().delivery)),
             hcas: members.map(hca).collect(),
+            free_aligned: self
+                .bindings
+                .free_aligned
+                .get(pool.resource.as_str())
+                .copied(),
             held,
             registered: state.registered,
             streaming: state.streaming_since.is_some(),

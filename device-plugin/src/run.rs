@@ -9,7 +9,7 @@
 //! node_socket: questions of the CNI, rdmactl    ─ removed ─▶ loop
 //! loop: scan thread, then plan, then act        ─ lists ───▶ one session for each resource ─▶ kubelet
 //!                                               ─ report ──▶ node_socket, http, binder
-//! sessions: Allocate                            ─ files ───▶ write_files
+//! sessions: Allocate                            ─ files ───▶ loop
 //! threads: 1, one for each read that may hang while it lasts (`reader`), 1 for each watch of files
 //! ```
 //!
@@ -19,11 +19,9 @@
 //! at any point is followed by one that finds the host as it is.
 
 mod daemon;
-mod node_files;
 mod settings;
 
-use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,33 +34,28 @@ use tokio_util::sync::CancellationToken;
 
 use crate::binding::binder::Binder;
 use crate::binding::{garbage, store};
-use crate::candidate::memory::Memory;
-use crate::config::last_good::Kept;
-use crate::deliver::device_info::{self, Files};
 use crate::events::Triggers;
 use crate::events::netlink::{Source, listen};
+use crate::files::Files;
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::directory;
 use crate::kubelet::service::{Requests, StartReads};
 use crate::kubelet::session::Timing;
+use crate::last_good::Kept;
 use crate::measurements::Measurements;
 use crate::node_socket::{self, NodeSocket, pods};
 use crate::reader::{Reader, Readers};
 use crate::reclaim;
 use crate::sessions::{Common, Sessions};
-use crate::state_files::StateFiles;
 use crate::telemetry::http::ReportPages;
 use daemon::{Daemon, Helpers, Inputs, Signals};
+use pools::history::Memory;
 pub(crate) use settings::Settings;
 
 /// How long the kubelet may take at the start to say who holds what.
 const FIRST_HOLDINGS_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the start waits for files of the node.
 const FIRST_FILES_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long after a failure device information is written again.
-const DEVICE_INFO_RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Files of device information that wait to be written again.
-const MAX_DEVICE_INFO_WAITING: usize = 1024;
 /// How long tasks may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -125,17 +118,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     // What is not known in time is not offered yet.
     let _ = pods.holdings_of_now(FIRST_HOLDINGS_TIMEOUT).await;
     let known = pods.holdings();
-    services.spawn(write_files(
-        readers.reader(
-            "devinfo",
-            "the writing of device information",
-            FIRST_FILES_TIMEOUT,
-        ),
-        paths.device_info_dir.clone(),
-        asked.files,
-        stop.clone(),
-    ));
-
     // What pods have is known before the first scan, so that none of it seems to be gone.
     let known_hcas = paths.clone();
     let memory = node_files
@@ -151,12 +133,11 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         stop.clone(),
     ));
 
-    remove_leftovers(&settings, &node_files);
     let bindings = Arc::new(store::Store::at(&paths.run_dir));
     let first = bindings.clone();
     // Who is bound is known before the first scan; what fails the rounds try again.
     let _ = node_files.run(move || first.load()).await;
-    let files = StateFiles::new(paths.clone(), &readers);
+    let files = Files::new(paths.clone(), &readers);
     let socket_path = settings.node_socket.clone();
     let (node_socket, state) = NodeSocket::new(socket_path.clone());
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
@@ -171,6 +152,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 heard,
                 held: known.clone(),
                 found,
+                allocated: asked.files,
+                files: BTreeMap::new(),
                 removed,
                 named: None,
                 bindings: bindings.subscribe(),
@@ -221,84 +204,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         tracing::warn!("a task does not end; the daemon ends without it");
     }
     ended
-}
-
-/// Removes what killed writers left in the directories that the daemon writes to. No task waits for
-/// it.
-fn remove_leftovers(settings: &Settings, reader: &Reader) {
-    let paths = settings.paths.clone();
-    let own = [
-        Some(paths.cdi_dir.clone()),
-        Some(paths.device_info_dir.clone()),
-        Some(paths.run_dir.join(store::DIRECTORY)),
-        settings.state_dir.clone(),
-    ];
-    reader.start(move || {
-        let state_dir = paths.state_dir();
-        let of_node = [state_dir.join("stores"), state_dir];
-        for directory in own.into_iter().flatten().chain(of_node) {
-            hca::host::show(&directory);
-            if let Err(error) = node::file::remove_leftovers(&directory) {
-                tracing::debug!(directory = %directory.display(), %error, "cannot remove leftovers");
-            }
-        }
-    });
-}
-
-/// Writes device information as it comes. A file that cannot be written is tried again, until a
-/// newer one of its name comes.
-async fn write_files(
-    reader: Reader,
-    directory: PathBuf,
-    mut files: mpsc::Receiver<Files>,
-    stop: CancellationToken,
-) {
-    let mut waiting = Files::new();
-    loop {
-        let again = async {
-            match waiting.is_empty() {
-                true => std::future::pending().await,
-                false => tokio::time::sleep(DEVICE_INFO_RETRY_INTERVAL).await,
-            }
-        };
-        let fresh = tokio::select! {
-            () = stop.cancelled() => return,
-            batch = files.recv() => match batch {
-                Some(batch) => batch,
-                None => return stop.cancelled().await,
-            },
-            () = again => Files::new(),
-        };
-        let was_failing = !waiting.is_empty();
-        waiting.extend(fresh);
-        let (directory, mut all) = (directory.clone(), waiting.clone());
-        let written = reader.run(move || {
-            hca::host::show(&directory);
-            let mut failure = None;
-            all.retain(
-                |name, text| match device_info::write(&directory, name, text) {
-                    Ok(()) => false,
-                    Err(error) => {
-                        failure = Some(error);
-                        true
-                    }
-                },
-            );
-            (all, failure)
-        });
-        // A read without an answer is tried again.
-        let (failed, failure) = written.await.unwrap_or((waiting, None));
-        if let Some(error) = failure.filter(|_| !was_failing) {
-            tracing::warn!(
-                %error, files = failed.len(),
-                "cannot write device information, and tries again; see --device-info-dir"
-            );
-        }
-        waiting = failed;
-        while waiting.len() > MAX_DEVICE_INFO_WAITING {
-            waiting.pop_first();
-        }
-    }
 }
 
 /// Two processes that are number 1 of their pid namespaces differ in the moment they start.

@@ -6,18 +6,17 @@ use std::time::{Duration, Instant};
 use hca::Host;
 use tokio::sync::oneshot;
 
-use crate::config::Gate;
 use crate::events::Trigger;
-use crate::host_snapshot::HostSnapshot;
-use crate::reader::{Late, Reader, Readers};
+use crate::reader::{Reader, Readers};
+use hca::Late;
+use pools::config::Gate;
+use pools::host_snapshot::{HostSnapshot, SCAN};
 
 /// How long a scan may take before it is called late. One of 8 HCAs takes 20 ms.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an attribute may take, and how often that is looked at, while another HCA hangs already:
 /// many hang at once where they have firmware in common, and each is found by a scan of its own.
 const NEXT_ATTRIBUTE_TIMEOUT: Duration = Duration::from_secs(1);
-/// What a late scan is called.
-pub const SCAN: &str = "the scan of the host";
 
 /// A scan under way.
 #[derive(Debug)]

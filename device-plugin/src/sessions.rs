@@ -7,12 +7,12 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, ResourceName};
 use crate::kubelet::directory::Directory;
 use crate::kubelet::service::{Plugin, Requests, StartReads, State, asks_before_start};
 use crate::kubelet::session::{Session, SocketName, Timing};
 use crate::report::Pool;
-use crate::snapshot::Snapshot;
+use pools::config::{Config, ResourceName};
+use pools::snapshot::Snapshot;
 
 /// What all sessions of a process have in common.
 #[derive(Debug, Clone)]

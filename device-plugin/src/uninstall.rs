@@ -22,10 +22,11 @@ use node::cni_program;
 use node::policy::{Policy, StoreKind};
 
 use crate::binding::store as bindings;
-use crate::candidate::memory;
-use crate::config::last_good;
-use crate::node_files;
+use crate::last_good;
 use crate::reclaim;
+use attachment::node_files;
+use pools::binding::record::{Binding, Stage};
+use pools::history;
 
 /// The file whose bytes are the journal's locks.
 const LOCK: &str = "lock";
@@ -38,7 +39,7 @@ const STATE_ENTRIES: [&str; 9] = [
     ipam::owned::DIRECTORY,
     EXCLUSIVE_HCAS,
     NODE_ADDRESSES,
-    memory::FILE,
+    history::FILE,
     last_good::FILE,
 ];
 /// In the state directory, what the node knows of its stores. One that it knows and does not find
@@ -271,8 +272,8 @@ fn remove_path(path: &Path) -> io::Result<&'static str> {
 fn bindings_to_keep(places: &Places) -> Option<&'static str> {
     let held = match bindings::BindingDirectory::at(&places.run).read() {
         Ok(found) => {
-            let is_running = |one: &bindings::Binding| {
-                use bindings::Stage::{Detached, Started};
+            let is_running = |one: &Binding| {
+                use Stage::{Detached, Started};
                 matches!(one.stage, Detached | Started)
             };
             !found.unreadable.is_empty() || found.all.values().any(is_running)
@@ -458,8 +459,8 @@ mod tests {
             uid: None,
         };
         let hca = "0000:01:00.0".parse().unwrap();
-        let mut binding = bindings::Binding::new(&hca, "slot_0", &pod, Some("c1"));
-        binding.stage = bindings::Stage::Started;
+        let mut binding = Binding::new(&hca, "slot_0", &pod, Some("c1"));
+        binding.stage = Stage::Started;
         let store = bindings::Store::at(&node.path("run"));
         store.put(&binding).unwrap();
         node.remove(false);

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use node_wire::document::decode_answer;
 use node_wire::{PodUnits, Question};
-use rdma_device_plugin::Owners;
+use pools::checkpoint::Owners;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(question) = Question::decode(data) {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rdma_device_plugin::config::parse;
+use pools::config::parse;
 
 fuzz_target!(|text: &str| {
     match parse(text) {

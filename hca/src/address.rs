@@ -1,6 +1,7 @@
 //! GUIDs, link-layer and PCI addresses: the hardware's own names.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 /// A 64-bit InfiniBand GUID (EUI-64).
@@ -44,25 +45,21 @@ impl ParseError {
     }
 }
 
+/// Hexadecimal digits, as many as `widths` has.
+pub(crate) fn hex(digits: &str, widths: RangeInclusive<usize>) -> Option<u64> {
+    let fits = widths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    fits.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+}
+
 impl FromStr for Guid {
     type Err = ParseError;
 
     /// Reads the four-group form of sysfs.
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let error = || ParseError::new(text, "a GUID such as 5054:00ff:fe00:0001");
-        let mut value = 0_u64;
-        let mut groups = 0;
-        for group in text.split(':') {
-            groups += 1;
-            if groups > 4 || group.len() != 4 || !group.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return Err(error());
-            }
-            value = (value << 16) | u64::from_str_radix(group, 16).map_err(|_| error())?;
-        }
-        if groups == 4 {
-            Ok(Self(value))
-        } else {
-            Err(error())
+        let groups: Option<Vec<u64>> = text.split(':').map(|group| hex(group, 4..=4)).collect();
+        match groups.as_deref() {
+            Some([a, b, c, d]) => Ok(Self(a << 48 | b << 32 | c << 16 | d)),
+            _ => Err(ParseError::new(text, "a GUID such as 5054:00ff:fe00:0001")),
         }
     }
 }
@@ -83,6 +80,17 @@ pub struct PciAddress {
     pub device: u8,
     /// Function number, 0 to 7.
     pub function: u8,
+}
+
+impl PciAddress {
+    /// The card that the function is on: the address of the first function.
+    #[must_use]
+    pub fn card(self) -> Self {
+        Self {
+            function: 0,
+            ..self
+        }
+    }
 }
 
 impl fmt::Display for PciAddress {
@@ -107,26 +115,19 @@ impl FromStr for PciAddress {
 }
 
 fn parse_address(text: &str) -> Option<PciAddress> {
-    let hex = |digits: &str, widths: std::ops::RangeInclusive<usize>| {
-        (widths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit()))
-            .then(|| u32::from_str_radix(digits, 16).ok())
-            .flatten()
-    };
     let (domain, rest) = text.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let (device, function) = rest.split_once('.')?;
-    let domain_value = hex(domain, 4..=8)?;
+    let number = |digits, width| u8::try_from(hex(digits, width..=width)?).ok();
     // `00000:` would be a second spelling of `0000:`.
     if domain.len() > 4 && domain.starts_with('0') {
         return None;
     }
     Some(PciAddress {
-        domain: domain_value,
-        bus: u8::try_from(hex(bus, 2..=2)?).ok()?,
-        device: u8::try_from(hex(device, 2..=2)?).ok().filter(|&d| d < 32)?,
-        function: u8::try_from(hex(function, 1..=1)?)
-            .ok()
-            .filter(|&f| f < 8)?,
+        domain: u32::try_from(hex(domain, 4..=8)?).ok()?,
+        bus: number(bus, 2)?,
+        device: number(device, 2).filter(|&d| d < 32)?,
+        function: number(function, 1).filter(|&f| f < 8)?,
     })
 }
 
@@ -150,11 +151,8 @@ impl MacAddress {
     /// The port GUID inside an IPoIB address (its last eight bytes; RFC 4391 section 9.1.1).
     #[must_use]
     pub fn port_guid(&self) -> Option<Guid> {
-        if self.0.len() != 20 {
-            return None;
-        }
-        let bytes: [u8; 8] = self.0.get(12..)?.try_into().ok()?;
-        Some(Guid(u64::from_be_bytes(bytes)))
+        let bytes = self.0.last_chunk().filter(|_| self.0.len() == 20)?;
+        Some(Guid(u64::from_be_bytes(*bytes)))
     }
 
     /// True if every byte is zero, as of the loopback device.
@@ -178,17 +176,13 @@ impl FromStr for MacAddress {
 
     /// Reads colon-separated bytes, up to the kernel's limit of 32 (`MAX_ADDR_LEN`).
     fn from_str(text: &str) -> Result<Self, ParseError> {
+        let byte = |digits| u8::try_from(hex(digits, 2..=2)?).ok();
+        let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
+        let bytes = bytes.filter(|bytes| bytes.len() <= 32);
         let expected = "a link-layer address such as 52:54:00:00:00:01";
-        let error = || ParseError::new(text, expected);
-        let mut bytes = Vec::with_capacity(6);
-        for byte in text.split(':') {
-            if bytes.len() == 32 || byte.len() != 2 || !byte.bytes().all(|b| b.is_ascii_hexdigit())
-            {
-                return Err(error());
-            }
-            bytes.push(u8::from_str_radix(byte, 16).map_err(|_| error())?);
-        }
-        Ok(Self(bytes))
+        bytes
+            .map(Self)
+            .ok_or_else(|| ParseError::new(text, expected))
     }
 }
 

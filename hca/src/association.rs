@@ -61,12 +61,9 @@ pub(crate) fn claims(claim: NetdevHints<'_>, netdev: &Netdev) -> bool {
     };
     let named = claim.names().any(|name| name == netdev.name);
     let nameless = claim.is_anonymous() && netdev.lowers.is_empty();
-    (named || nameless)
-        && (claim.node_guid == Some(identifier)
-            || claim
-                .gids
-                .iter()
-                .any(|e| stands_for(e.gid, mac, identifier)))
+    let mut gids = claim.gids.iter().map(|entry| entry.gid);
+    let is_its_guid = claim.node_guid == Some(identifier);
+    (named || nameless) && (is_its_guid || gids.any(|gid| stands_for(gid, mac, identifier)))
 }
 
 /// True for the link-local GID that RoCE makes of an address, and for the GID of iWARP, which is

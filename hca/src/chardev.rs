@@ -17,7 +17,7 @@ use crate::host::{self, Host, Result};
 use crate::json;
 use crate::parent::Parent;
 use crate::sub_device;
-use crate::unit::{HcaId, is_number};
+use crate::unit::HcaId;
 
 /// A device number, displayed as `major:minor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,13 +38,11 @@ impl FromStr for DeviceNumber {
     type Err = ParseError;
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        let number = |digits: &str| digits.parse().ok().filter(|_| is_number(digits));
-        let parse = || {
-            let (major, minor) = text.split_once(':')?;
-            let (major, minor) = (number(major)?, number(minor)?);
-            Some(Self { major, minor })
-        };
-        parse().ok_or_else(|| ParseError::new(text, "a device number such as 231:192"))
+        let numbers = text.split_once(':');
+        let numbers = numbers.and_then(|(a, b)| a.parse().ok().zip(b.parse().ok()));
+        let number = numbers.map(|(major, minor)| Self { major, minor });
+        let number = number.filter(|number| number.to_string() == text);
+        number.ok_or_else(|| ParseError::new(text, "a device number such as 231:192"))
     }
 }
 
@@ -60,6 +58,9 @@ pub struct CharDevice {
     pub path: PathBuf,
     /// Its number.
     pub number: DeviceNumber,
+    /// The port that a `umad` or `issm` node is of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u32>,
 }
 
 /// Whether a device node can be handed to a container.
@@ -87,14 +88,10 @@ impl CharDevice {
     #[must_use]
     pub fn node(&self) -> Node {
         match std::fs::metadata(&self.path) {
-            Ok(meta) if meta.file_type().is_char_device() => {
-                let found = number_of(meta.rdev());
-                if found == self.number {
-                    Node::Ready
-                } else {
-                    Node::Stale { found }
-                }
-            }
+            Ok(meta) if meta.file_type().is_char_device() => match number_of(meta.rdev()) {
+                found if found == self.number => Node::Ready,
+                found => Node::Stale { found },
+            },
             _ if self.is_unseen() => Node::Ready,
             _ => Node::Missing,
         }
@@ -123,13 +120,11 @@ pub(crate) fn number_of(device: u64) -> DeviceNumber {
 pub struct CharDevices {
     /// The verbs node; `None` if `ib_uverbs` is not loaded.
     pub uverbs: Option<CharDevice>,
-    /// Management datagram nodes with their port numbers; empty without `ib_umad`, and for
-    /// devices without MAD support (iWARP).
-    #[serde(serialize_with = "json::nodes_of_ports")]
-    pub umad: Vec<(u32, CharDevice)>,
-    /// Subnet-manager nodes with their port numbers; newer kernels have none on Ethernet ports.
-    #[serde(serialize_with = "json::nodes_of_ports")]
-    pub issm: Vec<(u32, CharDevice)>,
+    /// Management datagram nodes of ports; empty without `ib_umad`, and for devices without MAD
+    /// support (iWARP).
+    pub umad: Vec<CharDevice>,
+    /// Subnet-manager nodes of ports; newer kernels have none on Ethernet ports.
+    pub issm: Vec<CharDevice>,
     /// The old connection-manager node; gone since Linux 5.16.
     pub ucm: Option<CharDevice>,
 }
@@ -137,11 +132,8 @@ pub struct CharDevices {
 impl CharDevices {
     /// All of them, verbs first.
     pub fn iter(&self) -> impl Iterator<Item = &CharDevice> {
-        self.uverbs
-            .iter()
-            .chain(self.umad.iter().map(|(_, d)| d))
-            .chain(self.issm.iter().map(|(_, d)| d))
-            .chain(self.ucm.iter())
+        let of_ports = self.umad.iter().chain(&self.issm);
+        self.uverbs.iter().chain(of_ports).chain(&self.ucm)
     }
 }
 
@@ -159,31 +151,25 @@ pub fn of_hca(
     hca: &HcaId,
     rdma_devices: &[&str],
 ) -> Result<BTreeMap<String, CharDevices>> {
-    let directory = match hca {
-        HcaId::Pci(address) => host.bus_entry("PCI device", "pci", &address.to_string())?,
-        HcaId::Auxiliary(name) => host.bus_entry("auxiliary device", "auxiliary", name.as_str())?,
-        HcaId::NodeGuid(guid) => {
-            let mut found = at(host, &[host.sys.join("class")])?;
-            found.retain(|name, _| rdma_devices.contains(&name.as_str()));
-            for name in found.keys() {
-                // One that cannot be seen from here has no GUID to compare.
-                let known = host::parsed(&host.class("infiniband").join(name), "node_guid")?;
-                if known.is_some_and(|known: Guid| known != *guid) {
-                    return Err(host::Error::Missing {
-                        kind: "RDMA device with node GUID",
-                        name: guid.to_string(),
-                        path: host.class("infiniband"),
-                    });
-                }
+    if let HcaId::NodeGuid(guid) = hca {
+        let mut found = at(host, &[host.sys.join("class")])?;
+        found.retain(|name, _| rdma_devices.contains(&name.as_str()));
+        for name in found.keys() {
+            // One that cannot be seen from here has no GUID to compare.
+            let known = host::parsed(&host.class("infiniband").join(name), "node_guid")?;
+            if known.is_some_and(|known: Guid| known != *guid) {
+                return Err(host.no_node_guid(*guid));
             }
-            return Ok(found);
         }
+        return Ok(found);
+    }
+    let places = match Parent::of_hca(host, hca)? {
+        Some(parent) => parent.class_places("infiniband_verbs")?,
+        None => Vec::new(),
     };
-    let places = Parent::at(host, directory)?.class_places("infiniband_verbs")?;
     let places: Vec<PathBuf> = places.into_iter().map(|(place, _)| place).collect();
     let mut found = at(host, &places)?;
-    let names: Vec<&str> = found.keys().map(String::as_str).collect();
-    let management = sub_device::among(&names);
+    let management = sub_device::among(found.keys().map(String::as_str));
     found.retain(|name, _| !management.contains(name));
     Ok(found)
 }
@@ -207,30 +193,23 @@ pub(crate) fn of_device(
 fn at(host: &Host, places: &[PathBuf]) -> Result<BTreeMap<String, CharDevices>> {
     let mut found: BTreeMap<String, CharDevices> = BTreeMap::new();
     for place in places {
-        for (owner, device, _) in entries(host, &place.join("infiniband_verbs"))? {
-            found.entry(owner).or_default().uverbs = Some(device);
-        }
-        for (owner, device, port) in entries(host, &place.join("infiniband_mad"))? {
-            let devices = found.entry(owner).or_default();
-            let nodes = if device.name.starts_with("issm") {
-                &mut devices.issm
-            } else {
-                &mut devices.umad
-            };
-            nodes.push((port.unwrap_or(1), device));
-        }
-        for (owner, device, _) in entries(host, &place.join("infiniband_cm"))? {
-            found.entry(owner).or_default().ucm = Some(device);
+        for class in ["infiniband_verbs", "infiniband_mad", "infiniband_cm"] {
+            for (owner, device) in entries(host, &place.join(class))? {
+                let devices = found.entry(owner).or_default();
+                match class {
+                    "infiniband_verbs" => devices.uverbs = Some(device),
+                    "infiniband_cm" => devices.ucm = Some(device),
+                    _ if device.name.starts_with("issm") => devices.issm.push(device),
+                    _ => devices.umad.push(device),
+                }
+            }
         }
     }
     Ok(found)
 }
 
-/// All devices of a class directory: owner (`ibdev`), device, port.
-pub(crate) fn entries(
-    host: &Host,
-    directory: &Path,
-) -> Result<Vec<(String, CharDevice, Option<u32>)>> {
+/// All devices of a class directory, each with its owner (`ibdev`).
+fn entries(host: &Host, directory: &Path) -> Result<Vec<(String, CharDevice)>> {
     let mut entries = Vec::new();
     for name in host::names(directory)? {
         let entry = directory.join(&name);
@@ -241,8 +220,11 @@ pub(crate) fn entries(
         ) else {
             continue;
         };
-        let port = host::parsed(&entry, "port")?;
-        entries.push((owner, char_device(host, name, number), port));
+        let device = CharDevice {
+            port: host::parsed(&entry, "port")?,
+            ..char_device(host, name, number)
+        };
+        entries.push((owner, device));
     }
     Ok(entries)
 }
@@ -253,11 +235,7 @@ pub(crate) fn entries(
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
 pub fn verbs(host: &Host) -> Result<Vec<(String, CharDevice)>> {
-    let all = entries(host, &host.class("infiniband_verbs"))?;
-    Ok(all
-        .into_iter()
-        .map(|(owner, device, _)| (owner, device))
-        .collect())
+    entries(host, &host.class("infiniband_verbs"))
 }
 
 /// The connection manager's node, `rdma_cm`; `None` if `rdma_ucm` is not loaded.
@@ -274,6 +252,7 @@ fn char_device(host: &Host, name: String, number: DeviceNumber) -> CharDevice {
         path: host.dev.join("infiniband").join(&name),
         name,
         number,
+        port: None,
     }
 }
 
@@ -333,6 +312,7 @@ mod tests {
             name: "null".into(),
             path: "/dev/null".into(),
             number: DeviceNumber { major: 1, minor: 3 },
+            port: None,
         };
         assert_eq!(device.node(), Node::Ready);
         device.number.minor = 5;

@@ -19,15 +19,13 @@ use crate::port_id::PortId;
 
 /// Type of a GID of RoCE v2 (UDP, routable), as sysfs names it. `IB/RoCE v1` is InfiniBand's, or RoCE v1.
 pub const ROCE_V2: &str = "RoCE v2";
-/// Absent entries in a row that end a table where it is not listed first.
-const ABSENT_RUN: u32 = 32;
 
 /// A 128-bit GID. Displayed as sysfs does: eight groups of four digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// True for the content of an empty slot.
+    /// True for the content of an empty entry.
     #[must_use]
     pub fn is_zero(self) -> bool {
         self.0 == [0; 16]
@@ -81,10 +79,10 @@ impl FromStr for Gid {
 
 crate::json::by_text!(Gid);
 
-/// One filled slot of a GID table.
+/// One filled entry of a GID table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GidEntry {
-    /// Slot number: the GID index that verbs programs ask for.
+    /// Its index: the GID index that verbs programs ask for.
     pub index: u32,
     /// The GID.
     pub gid: Gid,
@@ -99,8 +97,8 @@ pub struct GidEntry {
 /// A port's GID table.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GidTable {
-    /// Slots the table has, filled or not: what the addresses of all pods on the port share.
-    pub slots: usize,
+    /// Entries the table has, filled or not: what the addresses of all pods on the port share.
+    pub size: usize,
     /// The filled ones in order of index.
     pub entries: Vec<GidEntry>,
 }
@@ -114,13 +112,13 @@ impl GidTable {
     /// and one of v2, but for a port whose entries are of v2 alone.
     #[must_use]
     pub fn pods(&self) -> Option<u32> {
-        if self.slots == 0 {
+        if self.size == 0 {
             return None;
         }
         let v2 = |entry: &GidEntry| entry.kind.as_deref() == Some(ROCE_V2);
         let only_v2 = !self.entries.is_empty() && self.entries.iter().all(v2);
         let kinds = if only_v2 { 1 } else { 2 };
-        let pods = (self.slots / kinds / ADDRESSES_PER_POD).saturating_sub(1);
+        let pods = (self.size / kinds / ADDRESSES_PER_POD).saturating_sub(1);
         u32::try_from(pods.max(1)).ok()
     }
 }
@@ -135,7 +133,7 @@ pub(crate) fn table(port: &Path) -> Result<GidTable> {
         }
     }
     Ok(GidTable {
-        slots: indexes.len(),
+        size: indexes.len(),
         entries,
     })
 }
@@ -147,7 +145,7 @@ pub(crate) fn table(port: &Path) -> Result<GidTable> {
 /// [`host::Error::Missing`] if there is no such RDMA device; [`host::Error::Read`] if sysfs
 /// cannot be read.
 pub fn follow_addresses(host: &Host, port: &PortId) -> Result<bool> {
-    let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
+    let directory = host.rdma_device(&port.device)?;
     let adapter = host::attribute(&directory, "node_type")?;
     let layer = link_layer(&port_of(&directory, port.port))?;
     Ok(adapter.is_some_and(|kind| kind.starts_with("1:")) && layer == LinkLayer::Ethernet)
@@ -168,24 +166,17 @@ pub fn find_roce_v2(
     ip: IpAddr,
     netdev: Option<&str>,
 ) -> Result<Option<GidEntry>> {
-    let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
+    let directory = host.rdma_device(&port.device)?;
     let directory = port_of(&directory, port.port);
     let wanted = Gid::from(ip);
-    // Empty slots are read as the zero GID; only slots past the end of the table are absent.
-    let mut absent = 0;
+    // Empty entries are read as the zero GID; only those past the end of the table are absent.
     for index in 0.. {
-        let Some(gid) = gid(&directory, index)? else {
-            absent += 1;
-            if absent == ABSENT_RUN {
-                break;
-            }
-            continue;
-        };
-        absent = 0;
-        if gid != wanted {
-            continue;
+        match gid(&directory, index)? {
+            None => break,
+            Some(gid) if gid == wanted => {}
+            Some(_) => continue,
         }
-        let entry = entry(&directory, index, gid)?;
+        let entry = entry(&directory, index, wanted)?;
         if entry.kind.as_deref() == Some(ROCE_V2)
             && (netdev.is_none() || entry.netdev.as_deref() == netdev)
         {
@@ -195,12 +186,12 @@ pub fn find_roce_v2(
     Ok(None)
 }
 
-/// The content of a slot; `None` if there is no such slot.
+/// The GID of an entry; `None` if there is no such entry.
 fn gid(port: &Path, index: u32) -> Result<Option<Gid>> {
     host::parsed(port, &format!("gids/{index}"))
 }
 
-/// What else the kernel says about a filled slot.
+/// What else the kernel says about a filled entry.
 fn entry(port: &Path, index: u32, gid: Gid) -> Result<GidEntry> {
     Ok(GidEntry {
         index,

@@ -5,13 +5,12 @@
 //!
 //! - An attribute the kernel does not offer for this object is `None`, not an error: sysfs
 //!   answers `ENOENT` for attributes a driver lacks, `EINVAL` for `speed` of a NIC that is down
-//!   and for the attributes of an empty GID slot, `ENODEV` while a device is being removed.
+//!   and for the attributes of an empty GID entry, `ENODEV` while a device is being removed.
 //! - Anything else is an [`Error`]: taking it for "no such device" would make healthy hardware
 //!   vanish. Most of them (`EIO`, `ETIMEDOUT`, `EBUSY`, `EACCES`) are of one object and say nothing
 //!   about others ([`Error::is_of_one_object`]); `EMFILE`, `ENFILE`, `ENOMEM` and a root that is not
 //!   there are of the whole scan.
-//! - Names that come from configuration are checked to be one path component before they are
-//!   joined to a root.
+//! - A name that comes from configuration is that of no object unless it is one path component.
 
 use std::cell::RefCell;
 use std::fs;
@@ -24,7 +23,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::sys::stat::Mode;
 
-use crate::address::PciAddress;
+use crate::address::{Guid, PciAddress};
 
 /// Where this host's kernel file systems are.
 ///
@@ -65,14 +64,6 @@ pub enum Error {
         /// The path that was searched.
         path: PathBuf,
     },
-    /// The name cannot be that of any kernel object.
-    #[error("{name:?} is not a valid name of a {kind}: a single path component is needed")]
-    BadName {
-        /// Kind of object.
-        kind: &'static str,
-        /// The name as given.
-        name: String,
-    },
 }
 
 impl Error {
@@ -93,7 +84,7 @@ impl Error {
                     .raw_os_error()
                     .is_none_or(|code| !of_all.contains(&Errno::from_raw(code)))
             }
-            Self::Missing { .. } | Self::BadName { .. } => true,
+            Self::Missing { .. } => true,
         }
     }
 }
@@ -245,29 +236,43 @@ impl Host {
         self.sys.join("class").join(class)
     }
 
-    /// The real directory of `<sys>/class/<class>/<name>`; `Missing` if there is none.
-    pub(crate) fn class_entry(
-        &self,
-        kind: &'static str,
-        class: &str,
-        name: &str,
-    ) -> Result<PathBuf> {
-        self.entry(kind, &self.class(class), name)
+    /// The real directory of an RDMA device; `Missing` if there is none.
+    pub(crate) fn rdma_device(&self, name: &str) -> Result<PathBuf> {
+        self.entry("RDMA device", &self.class("infiniband"), name)
     }
 
-    /// The real directory of `<sys>/bus/<bus>/devices/<name>`; `Missing` if there is none.
-    pub(crate) fn bus_entry(&self, kind: &'static str, bus: &str, name: &str) -> Result<PathBuf> {
-        self.entry(kind, &self.sys.join("bus").join(bus).join("devices"), name)
+    /// The real directory of a netdev; `Missing` if there is none.
+    pub(crate) fn netdev(&self, name: &str) -> Result<PathBuf> {
+        self.entry("netdev", &self.class("net"), name)
+    }
+
+    /// The real directory of a PCI function; `Missing` if there is none.
+    pub(crate) fn pci(&self, address: PciAddress) -> Result<PathBuf> {
+        let directory = self.sys.join("bus/pci/devices");
+        self.entry("PCI device", &directory, &address.to_string())
+    }
+
+    /// The real directory of a device on the auxiliary bus; `Missing` if there is none.
+    pub(crate) fn auxiliary(&self, name: &str) -> Result<PathBuf> {
+        let directory = self.sys.join("bus/auxiliary/devices");
+        self.entry("auxiliary device", &directory, name)
+    }
+
+    /// That no RDMA device has this node GUID.
+    pub(crate) fn no_node_guid(&self, guid: Guid) -> Error {
+        Error::Missing {
+            kind: "RDMA device with node GUID",
+            name: guid.to_string(),
+            path: self.class("infiniband"),
+        }
     }
 
     fn entry(&self, kind: &'static str, directory: &Path, name: &str) -> Result<PathBuf> {
-        if !is_component(name) {
-            return Err(Error::BadName {
-                kind,
-                name: name.to_owned(),
-            });
-        }
-        follow(directory, name)?.ok_or_else(|| Error::Missing {
+        let found = match is_component(name) {
+            true => follow(directory, name)?,
+            false => None,
+        };
+        found.ok_or_else(|| Error::Missing {
             kind,
             name: name.to_owned(),
             path: directory.join(name),
@@ -468,18 +473,16 @@ mod tests {
 
     #[test]
     fn a_name_with_a_path_in_it_is_refused() {
-        let host = Host::at("/nonexistent");
+        let host = Host::at("/");
         for name in ["", ".", "..", "../net", "a/b", "/etc", "a/", "./a", "a\0"] {
-            let error = host.class_entry("netdev", "net", name).unwrap_err();
-            assert!(matches!(error, Error::BadName { .. }), "{name:?}: {error}");
+            let error = host.netdev(name).unwrap_err();
+            assert!(error.is_missing(), "{name:?}: {error}");
         }
     }
 
     #[test]
     fn a_missing_object_is_named_with_the_path_that_was_searched() {
-        let error = Host::at("/nonexistent")
-            .class_entry("netdev", "net", "ens1")
-            .unwrap_err();
+        let error = Host::at("/nonexistent").netdev("ens1").unwrap_err();
         assert!(error.is_missing());
         assert_eq!(
             error.to_string(),

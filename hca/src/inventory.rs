@@ -19,7 +19,7 @@ use crate::parent::Parent;
 use crate::pci;
 use crate::rdma::{self, RdmaDevice};
 use crate::reserved;
-use crate::unit::{self, HcaId};
+use crate::unit::HcaId;
 
 use hca::{Found, group};
 pub use hca::{Function, FunctionKind, Hca, Unusable};
@@ -51,22 +51,17 @@ fn hidden(host: &Host, name: String, parent: Option<&Parent>) -> Result<Found> {
     let address = parent.and_then(|parent| parent.pci.as_ref());
     let function = address.map(|(address, _)| pci::read(host, *address));
     let (pci, fault) = match outcome(function.transpose())? {
-        Outcome::Read(pci) => (pci, None),
-        Outcome::Gone => (None, None),
-        Outcome::Unreadable(reason) => (None, Some(reason)),
+        Ok(pci) => (pci.flatten(), None),
+        Err(reason) => (None, Some(reason)),
     };
-    let id = parent.and_then(Parent::hca).ok_or_else(|| {
-        // Its identity is an attribute. A pool that had it before knows it by its name.
-        "it is in another network namespace and on no bus, so its identity cannot be seen from here"
-            .to_owned()
-    });
     Ok(Found {
         device: RdmaDevice {
             name,
             pci,
             ..RdmaDevice::default()
         },
-        id,
+        // On no bus its identity is an attribute. A pool that had it before knows it by its name.
+        id: parent.and_then(Parent::hca),
         elsewhere: false,
         fault,
     })
@@ -77,21 +72,11 @@ impl HcaId {
     ///
     /// Two RDMA devices can have the same: they then stand on one piece of hardware and can only
     /// be allocated together.
-    ///
-    /// # Errors
-    /// [`unit::Error::NoIdentity`] for a soft device without a GUID; [`unit::Error::Form`] for an auxiliary
-    /// name that is not of the kernel's form.
-    pub fn of(device: &RdmaDevice) -> std::result::Result<Self, unit::Error> {
+    #[must_use]
+    pub fn of(device: &RdmaDevice) -> Option<Self> {
         let pci = device.pci.as_ref().map(|pci| pci.address);
-        match Self::of_place(pci, device.auxiliary.as_deref())? {
-            Some(id) => Ok(id),
-            None => device
-                .node_guid
-                .map(Self::NodeGuid)
-                .ok_or_else(|| unit::Error::NoIdentity {
-                    device: device.name.clone(),
-                }),
-        }
+        let place = Self::of_place(pci, device.auxiliary.as_deref());
+        place.or(device.node_guid.map(Self::NodeGuid))
     }
 }
 
@@ -118,7 +103,7 @@ pub fn inventory(host: &Host) -> Result<Inventory> {
     let netns_mode = netns_mode(host)?;
     let elsewhere = elsewhere(host, netns_mode, &visible)?;
     let visible = visible.into_iter().map(|device| Found {
-        id: HcaId::of(&device).map_err(|error| error.to_string()),
+        id: HcaId::of(&device),
         device,
         elsewhere: false,
         fault: None,
@@ -136,20 +121,12 @@ pub fn inventory(host: &Host) -> Result<Inventory> {
     Ok(inventory)
 }
 
-/// What the outcome of reading one object is.
-enum Outcome<T> {
-    Read(T),
-    Gone,
-    Unreadable(String),
-}
-
-/// Sorts out whose failure a failure is.
-fn outcome<T>(result: Result<T>) -> Result<Outcome<T>> {
-    match result {
-        Ok(object) => Ok(Outcome::Read(object)),
-        Err(error) if error.is_missing() => Ok(Outcome::Gone),
-        Err(error) if error.is_of_one_object() => Ok(Outcome::Unreadable(error.to_string())),
-        Err(error) => Err(error),
+/// Sorts out whose failure a failure is: the object, `None` if it is gone, or why it alone cannot be
+/// read.
+fn outcome<T>(result: Result<T>) -> Result<std::result::Result<Option<T>, String>> {
+    match host::present(result) {
+        Err(error) if error.is_of_one_object() => Ok(Err(error.to_string())),
+        result => result.map(Ok),
     }
 }
 
@@ -159,17 +136,12 @@ fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Found>)> {
     let (mut devices, mut unreadable) = (Vec::new(), Vec::new());
     for name in host::names(&class)? {
         match outcome(rdma::read(host, &name))? {
-            Outcome::Read(device) => devices.push(device),
-            Outcome::Gone => {}
-            Outcome::Unreadable(reason) => {
+            Ok(device) => devices.extend(device),
+            Err(reason) => {
                 // Links are no attributes: no driver is asked for them.
-                let parent = host::follow(&class, &name)
-                    .and_then(|directory| match directory {
-                        Some(directory) => Parent::of(host, &directory),
-                        None => Ok(None),
-                    })
-                    .ok()
-                    .flatten();
+                let directory = host::follow(&class, &name).ok().flatten();
+                let parent = directory.map(|directory| Parent::of(host, &directory));
+                let parent = parent.and_then(|parent| parent.ok().flatten());
                 unreadable.push(Found {
                     fault: Some(reason),
                     ..hidden(host, name, parent.as_ref())?
@@ -181,18 +153,11 @@ fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Found>)> {
 }
 
 fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<(Vec<Netdev>, Vec<String>)> {
-    let of_rdma: BTreeSet<&str> = rdma_devices
-        .iter()
-        .flat_map(|device| &device.ports)
-        .flat_map(|port| {
-            let of_gids = port
-                .gids
-                .entries
-                .iter()
-                .filter_map(|entry| entry.netdev.as_deref());
-            port.netdev.as_deref().into_iter().chain(of_gids)
-        })
-        .collect();
+    let ports = || rdma_devices.iter().flat_map(|device| &device.ports);
+    let of_gids = ports().flat_map(|port| &port.gids.entries);
+    let of_gids = of_gids.filter_map(|entry| entry.netdev.as_deref());
+    let of_ports = ports().filter_map(|port| port.netdev.as_deref());
+    let of_rdma: BTreeSet<&str> = of_ports.chain(of_gids).collect();
     let class = host.class("net");
     let (mut names, mut unreadable) = (Vec::new(), Vec::new());
     let concerns_us = |name: &str| -> Result<bool> {
@@ -202,9 +167,8 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<(Vec<Netdev>, Vec
     };
     for name in host::names(&class)? {
         match outcome(concerns_us(&name))? {
-            Outcome::Read(true) => names.push(name),
-            Outcome::Read(false) | Outcome::Gone => {}
-            Outcome::Unreadable(reason) => unreadable.push(reason),
+            Ok(concerns_us) => names.extend(concerns_us.unwrap_or(false).then_some(name)),
+            Err(reason) => unreadable.push(reason),
         }
     }
     let mut netdevs: Vec<Netdev> = Vec::new();
@@ -213,12 +177,12 @@ fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<(Vec<Netdev>, Vec
             continue;
         }
         match outcome(netdev::read(host, &name))? {
-            Outcome::Read(netdev) => {
+            Ok(Some(netdev)) => {
                 names.extend(netdev.uppers.clone());
                 netdevs.push(netdev);
             }
-            Outcome::Gone => {}
-            Outcome::Unreadable(reason) => unreadable.push(reason),
+            Ok(None) => {}
+            Err(reason) => unreadable.push(reason),
         }
     }
     netdevs.sort_by_cached_key(|netdev| host::natural_key(&netdev.name));
@@ -233,7 +197,7 @@ fn elsewhere(host: &Host, mode: Option<NetnsMode>, here: &[RdmaDevice]) -> Resul
         return Ok(found);
     }
     let class = host.class("infiniband_verbs");
-    for (rdma_device, uverbs, _) in chardev::entries(host, &class)? {
+    for (rdma_device, uverbs) in chardev::verbs(host)? {
         // One that cannot be read is here as well.
         let came_now = || host::exists(&host.class("infiniband").join(&rdma_device));
         if here.iter().any(|device| device.name == rdma_device) || came_now()? {

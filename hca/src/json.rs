@@ -1,9 +1,9 @@
 //! The JSON form of parts of the inventory, where the plain form would not be read by people:
-//! numbers that everybody writes in hexadecimal, pairs as objects.
+//! numbers that everybody writes in hexadecimal.
 //!
 //! Keys are camelCase. The functions take references to the whole field, as serde hands it over.
 
-use serde::{Deserialize as _, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize as _, Deserializer, Serializer, de};
 
 /// Reads and writes types by their text form.
 macro_rules! by_text {
@@ -46,21 +46,4 @@ pub(crate) fn hex<'de, D: Deserializer<'de>, T: TryFrom<u32>>(
 /// `0x020000`.
 pub(crate) fn hex24<S: Serializer>(value: &u32, serializer: S) -> Result<S> {
     serializer.collect_str(&format_args!("{value:#08x}"))
-}
-
-/// `[{"port": 1, "name": "umad0", ...}]`.
-pub(crate) fn nodes_of_ports<T: Serialize, S: Serializer>(
-    nodes: &[(u32, T)],
-    serializer: S,
-) -> Result<S> {
-    #[derive(Serialize)]
-    struct Node<'a, T> {
-        port: u32,
-        #[serde(flatten)]
-        device: &'a T,
-    }
-    serializer.collect_seq(nodes.iter().map(|(port, device)| Node {
-        port: *port,
-        device,
-    }))
 }

@@ -13,11 +13,9 @@ use crate::gid;
 use crate::host::{self, Host, Result, present};
 use crate::netdev::{self, Netdev};
 use crate::parent::Parent;
-use crate::pci::PciAddress;
 use crate::port;
 use crate::port_id::PortId;
 use crate::rdma;
-use crate::sub_device;
 use crate::unit::HcaId;
 
 /// What stands on a piece of hardware.
@@ -29,52 +27,30 @@ pub struct Occupants {
     pub rdma_devices: Vec<String>,
 }
 
-/// Netdevs and RDMA devices of one PCI function; those of its sub-functions are not among them.
-///
-/// # Errors
-/// [`host::Error::Missing`] if there is no such function; [`host::Error::Read`] if sysfs cannot be read.
-pub fn on_pci(host: &Host, address: PciAddress) -> Result<Occupants> {
-    let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
-    occupants(host, &Parent::at(host, directory)?)
-}
-
-/// Netdevs and RDMA devices of an HCA, by the name both plugins have for it.
+/// Netdevs and RDMA devices of an HCA, by the name both plugins have for it; those of a PCI function's
+/// sub-functions are not among them.
 ///
 /// # Errors
 /// [`host::Error::Missing`] if it is not on this host, or not in this network namespace;
 /// [`host::Error::Read`] if sysfs cannot be read.
 pub fn on_hca(host: &Host, hca: &HcaId) -> Result<Occupants> {
-    let guid = match hca {
-        HcaId::Pci(address) => return on_pci(host, *address),
-        HcaId::Auxiliary(name) => {
-            let directory = host.bus_entry("auxiliary device", "auxiliary", name.as_str())?;
-            return occupants(host, &Parent::at(host, directory)?);
-        }
-        HcaId::NodeGuid(guid) => *guid,
+    let parent = Parent::of_hca(host, hca)?;
+    let mut rdma_devices = match &parent {
+        Some(parent) => parent.rdma_devices()?,
+        None => Vec::new(),
     };
-    let class = host.class("infiniband");
-    let mut rdma_devices = Vec::new();
-    for name in host::names(&class)? {
-        if others(host::parsed(&class.join(&name), "node_guid"))?.flatten() == Some(guid) {
-            rdma_devices.push(name);
+    if let HcaId::NodeGuid(guid) = hca {
+        let class = host.class("infiniband");
+        for name in host::names(&class)? {
+            if others(host::parsed(&class.join(&name), "node_guid"))?.flatten() == Some(*guid) {
+                rdma_devices.push(name);
+            }
+        }
+        if rdma_devices.is_empty() {
+            return Err(host.no_node_guid(*guid));
         }
     }
-    if rdma_devices.is_empty() {
-        return Err(host::Error::Missing {
-            kind: "RDMA device with node GUID",
-            name: guid.to_string(),
-            path: class,
-        });
-    }
-    Ok(Occupants {
-        netdevs: netdevs_of_hca(host, None, &rdma_devices)?,
-        rdma_devices,
-    })
-}
-
-fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
-    let mut rdma_devices = data_devices(parent)?;
-    let netdevs = netdevs_of_hca(host, Some(parent), &rdma_devices)?;
+    let netdevs = netdevs_of_hca(host, parent.as_ref(), &rdma_devices)?;
     if rdma_devices.is_empty() {
         // Soft RoCE is not below the NIC, but says which netdev it is on.
         for netdev in &netdevs {
@@ -85,15 +61,6 @@ fn occupants(host: &Host, parent: &Parent) -> Result<Occupants> {
         netdevs,
         rdma_devices,
     })
-}
-
-/// Names of the RDMA devices of a piece of hardware that carry data.
-fn data_devices(parent: &Parent) -> Result<Vec<String>> {
-    let mut names = parent.rdma_devices()?;
-    let all: Vec<&str> = names.iter().map(String::as_str).collect();
-    let management = sub_device::among(&all);
-    names.retain(|name| !management.contains(name));
-    Ok(names)
 }
 
 /// The netdevs of an HCA: those on its hardware that can be a port's, and those that its ports have
@@ -130,8 +97,8 @@ fn has_several_ports(host: &Host, rdma_device: &str) -> Result<bool> {
 /// The RDMA hardware that a netdev belongs to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RdmaHardware {
-    /// Ports through which its traffic can go, in order; empty if it is not RDMA-capable.
-    pub ports: Vec<PortId>,
+    /// Ports through which its traffic can go; empty if it is not RDMA-capable.
+    pub ports: BTreeSet<PortId>,
     /// HCAs by the names that units have for them: the hardware of the netdev or of those below
     /// it, and that of its ports, which can be another PCI function's.
     pub hcas: BTreeSet<HcaId>,
@@ -145,51 +112,45 @@ pub struct RdmaHardware {
 /// asked for theirs, which reads a few files of each such device.
 ///
 /// # Errors
-/// [`host::Error::Missing`] if the netdev is not in this network namespace,
-/// [`host::Error::BadName`] if the name cannot be a netdev's; [`host::Error::Read`] if sysfs
-/// cannot be read.
+/// [`host::Error::Missing`] if the netdev is not in this network namespace; [`host::Error::Read`] if
+/// sysfs cannot be read.
 pub fn hardware_of_netdev(host: &Host, name: &str) -> Result<RdmaHardware> {
-    let (mut ports, mut hcas) = (BTreeSet::new(), BTreeSet::new());
-    collect(host, name, MAX_STACK, &mut ports, &mut hcas)?;
-    for port in &ports {
-        hcas.extend(present(hca_of_rdma_device(host, &port.device))?.flatten());
+    let mut found = RdmaHardware::default();
+    collect(host, name, MAX_STACK, &mut found)?;
+    for port in &found.ports {
+        let hca = present(hca_of_rdma_device(host, &port.device))?;
+        found.hcas.extend(hca.flatten());
     }
-    Ok(RdmaHardware {
-        ports: ports.into_iter().collect(),
-        hcas,
-    })
+    Ok(found)
 }
 
 /// Netdevs can be stacked only eight deep (`MAX_NEST_DEV`, `include/linux/netdevice.h`).
 const MAX_STACK: u32 = 8;
 
-fn collect(
-    host: &Host,
-    name: &str,
-    depth: u32,
-    ports: &mut BTreeSet<PortId>,
-    hcas: &mut BTreeSet<HcaId>,
-) -> Result<()> {
+fn collect(host: &Host, name: &str, depth: u32, all: &mut RdmaHardware) -> Result<()> {
     let (directory, netdev) = netdev::outline(host, name)?;
     let parent = Parent::of(host, &directory)?;
-    hcas.extend(parent.as_ref().and_then(Parent::hca));
+    all.hcas.extend(parent.as_ref().and_then(Parent::hca));
     // An IPoIB child stands on the same hardware as its parent, but does not show its port.
     let is_ipoib_child = netdev.is_ipoib() && netdev.is_child();
     if let Some(parent) = parent.filter(|_| !is_ipoib_child) {
-        let found = hardware_ports(host, &parent, &netdev)?;
+        let mut found = BTreeSet::new();
+        for device in parent.rdma_devices()? {
+            found.extend(ports_of(host, &device, &netdev, true)?);
+        }
         if !found.is_empty() {
-            ports.extend(found);
+            all.ports.extend(found);
             return Ok(());
         }
     }
-    let before = ports.len();
+    let before = all.ports.len();
     if let Some(depth) = depth.checked_sub(1) {
         for lower in below(host, &directory, &netdev)? {
-            present(collect(host, &lower, depth, ports, hcas))?;
+            present(collect(host, &lower, depth, all))?;
         }
     }
-    if ports.len() == before {
-        ports.extend(parentless(host, &netdev)?);
+    if all.ports.len() == before {
+        all.ports.extend(parentless(host, &netdev)?);
     }
     Ok(())
 }
@@ -208,86 +169,70 @@ fn below(host: &Host, directory: &Path, netdev: &Netdev) -> Result<Vec<String>> 
     Ok(Vec::new())
 }
 
-/// Ports of the RDMA devices on the same hardware that belong to this netdev.
-fn hardware_ports(host: &Host, parent: &Parent, netdev: &Netdev) -> Result<Vec<PortId>> {
-    let mut ports = Vec::new();
-    for device in data_devices(parent)? {
-        let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
-        else {
-            continue;
-        };
-        if rdma::soft_parent(&directory)?.is_some() {
-            ports.extend(claimed_ports(&directory, &device, netdev)?);
-            continue;
-        }
-        match rdma::port_numbers(&directory)?.as_slice() {
-            [number] => {
-                let link_layer = port::link_layer(&port::port_of(&directory, *number))?;
-                if association::serves(netdev, *number, link_layer, true) {
-                    ports.push(port_id(&device, *number));
-                }
-            }
-            _ => ports.extend(ports_with(host, &device, netdev)?),
-        }
+/// Ports of an RDMA device that belong to a netdev. A device with netdevs on its own hardware is asked by
+/// number if it has one port and the netdev is `on_hardware` of its own, as a whole if it has several; one
+/// without is asked for what it claims.
+fn ports_of(
+    host: &Host,
+    device: &str,
+    netdev: &Netdev,
+    on_hardware: bool,
+) -> Result<BTreeSet<PortId>> {
+    let Some(directory) = present(host.rdma_device(device))? else {
+        return Ok(BTreeSet::new());
+    };
+    let is_soft = rdma::soft_parent(&directory)?.is_some();
+    let has_netdevs = match on_hardware || is_soft {
+        true => !is_soft,
+        false => match Parent::of(host, &directory)? {
+            Some(parent) => !parent.netdevs()?.is_empty(),
+            None => false,
+        },
+    };
+    if !has_netdevs {
+        return claimed_ports(&directory, device, netdev);
     }
-    Ok(ports)
-}
-
-fn port_id(device: &str, port: u32) -> PortId {
-    PortId {
+    let of_netdev = match rdma::port_numbers(&directory)?.as_slice() {
+        [_] if !on_hardware => Vec::new(),
+        [number] => {
+            let link_layer = port::link_layer(&port::port_of(&directory, *number))?;
+            let serves = association::serves(netdev, *number, link_layer, true);
+            serves.then_some(*number).into_iter().collect()
+        }
+        _ => {
+            let device = present(rdma::read(host, device))?;
+            let ports = device.iter().flat_map(|device| &device.ports);
+            let ports = ports.filter(|port| port.netdev.as_deref() == Some(netdev.name.as_str()));
+            ports.map(|port| port.number).collect()
+        }
+    };
+    let id = |port| PortId {
         device: device.to_owned(),
         port,
-    }
-}
-
-/// Ports of a device with several that have this netdev.
-fn ports_with(host: &Host, device: &str, netdev: &Netdev) -> Result<Vec<PortId>> {
-    let Some(device) = present(rdma::read(host, device))? else {
-        return Ok(Vec::new());
     };
-    let ports = device.ports.iter();
-    let ports = ports.filter(|port| port.netdev.as_deref() == Some(netdev.name.as_str()));
-    Ok(ports
-        .map(|port| port_id(&device.name, port.number))
-        .collect())
+    Ok(of_netdev.into_iter().map(id).collect())
 }
 
 /// Ports of RDMA devices on other hardware that claim this netdev: of those without netdevs on their
 /// own, and of those with several ports.
-fn parentless(host: &Host, netdev: &Netdev) -> Result<Vec<PortId>> {
-    let mut ports = Vec::new();
+fn parentless(host: &Host, netdev: &Netdev) -> Result<BTreeSet<PortId>> {
+    let mut ports = BTreeSet::new();
     for device in host::names(&host.class("infiniband"))? {
-        let Some(directory) = present(host.class_entry("RDMA device", "infiniband", &device))?
-        else {
-            continue;
-        };
-        let hardware = match rdma::soft_parent(&directory)? {
-            None => Parent::of(host, &directory)?,
-            Some(_) => None,
-        };
-        let on_own_hardware = match hardware {
-            Some(parent) => !parent.netdevs()?.is_empty(),
-            None => false,
-        };
-        let claimed = match on_own_hardware {
-            true if has_several_ports(host, &device)? => ports_with(host, &device, netdev),
-            true => continue,
-            false => claimed_ports(&directory, &device, netdev),
-        };
-        ports.extend(others(claimed)?.into_iter().flatten());
+        let claimed = others(ports_of(host, &device, netdev, false))?;
+        ports.extend(claimed.into_iter().flatten());
     }
     Ok(ports)
 }
 
-fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<PortId>> {
+fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<BTreeSet<PortId>> {
     let soft_parent = rdma::soft_parent(directory)?;
     if soft_parent
         .as_ref()
         .is_some_and(|parent| *parent != netdev.name)
     {
-        return Ok(Vec::new());
+        return Ok(BTreeSet::new());
     }
-    let mut ports = Vec::new();
+    let mut ports = BTreeSet::new();
     for number in rdma::port_numbers(directory)? {
         let port = port::port_of(directory, number);
         let claim = NetdevHints {
@@ -297,28 +242,23 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<Vec<
             gids: &gid::table(&port)?.entries,
         };
         if association::claims(claim, netdev) {
-            ports.push(port_id(device, number));
+            ports.insert(PortId {
+                device: device.to_owned(),
+                port: number,
+            });
         }
     }
     Ok(ports)
 }
 
-/// The HCA that an RDMA device belongs to; `None` for a device with neither hardware nor node
-/// GUID. Reads its parent, and the GUID of a device without one.
-///
-/// # Errors
-/// [`host::Error::Missing`] if the device is not in this network namespace; [`host::Error::Read`]
-/// if sysfs cannot be read.
-pub fn hca_of_rdma_device(host: &Host, name: &str) -> Result<Option<HcaId>> {
-    let directory = host.class_entry("RDMA device", "infiniband", name)?;
-    Ok(
-        match Parent::of(host, &directory)?.and_then(|parent| parent.hca()) {
-            Some(hca) => Some(hca),
-            None => host::parsed(&directory, "node_guid")?
-                .filter(|guid: &Guid| !guid.is_zero())
-                .map(HcaId::NodeGuid),
-        },
-    )
+/// The HCA that an RDMA device belongs to; `None` for a device with neither hardware nor node GUID.
+fn hca_of_rdma_device(host: &Host, name: &str) -> Result<Option<HcaId>> {
+    let directory = host.rdma_device(name)?;
+    if let Some(hca) = Parent::of(host, &directory)?.and_then(|parent| parent.hca()) {
+        return Ok(Some(hca));
+    }
+    let guid: Option<Guid> = host::parsed(&directory, "node_guid")?;
+    Ok(guid.filter(|guid| !guid.is_zero()).map(HcaId::NodeGuid))
 }
 
 /// Takes an object that is only read on the way, and cannot be read, for `None`: what is asked

@@ -125,7 +125,7 @@ fn names_representor(phys_port_name: &str) -> bool {
 /// [`host::Error::Missing`] if it is not in this network namespace; [`host::Error::Read`] if
 /// sysfs cannot be read.
 pub fn read(host: &Host, name: &str) -> Result<Netdev> {
-    let directory = host.class_entry("netdev", "net", name)?;
+    let directory = host.netdev(name)?;
     let parent = Parent::of(host, &directory)?;
     let text = |attribute| host::attribute(&directory, attribute);
     let outline = place(&directory, name)?;
@@ -140,17 +140,14 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
         kind: kind(&directory)?,
         // Down gives EINVAL, unknown gives -1; neither parses.
         speed_mbps: host::parsed(&directory, "speed")?,
-        driver: match &parent {
-            Some(parent) => parent.driver()?,
-            None => None,
-        },
+        driver: parent.as_ref().map_or(Ok(None), Parent::driver)?,
         auxiliary: parent.as_ref().and_then(|p| p.auxiliary.clone()),
         pci: parent.and_then(|p| p.pci).map(|(address, _)| address),
         master: host::link_name(&directory, "master")?,
         ..outline
     };
     // All attributes of a netdev that went away meanwhile are absent: that is not a netdev.
-    host.class_entry("netdev", "net", name)?;
+    host.netdev(name)?;
     Ok(netdev)
 }
 
@@ -161,9 +158,9 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
 /// # Errors
 /// As [`read`].
 pub(crate) fn outline(host: &Host, name: &str) -> Result<(PathBuf, Netdev)> {
-    let directory = host.class_entry("netdev", "net", name)?;
+    let directory = host.netdev(name)?;
     let netdev = place(&directory, name)?;
-    host.class_entry("netdev", "net", name)?;
+    host.netdev(name)?;
     Ok((directory, netdev))
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::host::{self, Host, Result};
 use crate::pci::PciAddress;
+use crate::sub_device;
 use crate::unit::{HcaId, is_number, is_subfunction};
 
 /// A class device's parent.
@@ -24,18 +25,24 @@ pub(crate) struct Parent {
 impl Parent {
     /// The parent of the class device in `directory`; `None` for soft devices.
     pub(crate) fn of(host: &Host, directory: &Path) -> Result<Option<Self>> {
-        match host::follow(directory, "device")? {
-            Some(parent) => Ok(Some(Self::at(host, parent)?)),
-            None => Ok(None),
-        }
+        let parent = host::follow(directory, "device")?;
+        parent.map(|parent| Self::at(host, parent)).transpose()
+    }
+
+    /// The hardware of an HCA; `None` for one that is on no bus.
+    pub(crate) fn of_hca(host: &Host, hca: &HcaId) -> Result<Option<Self>> {
+        let directory = match hca {
+            HcaId::Pci(address) => host.pci(*address)?,
+            HcaId::Auxiliary(name) => host.auxiliary(name)?,
+            HcaId::NodeGuid(_) => return Ok(None),
+        };
+        Self::at(host, directory).map(Some)
     }
 
     /// The name that units have for the hardware; `None` for hardware on another bus.
     pub(crate) fn hca(&self) -> Option<HcaId> {
         let pci = self.pci.as_ref().map(|(address, _)| *address);
         HcaId::of_place(pci, self.auxiliary.as_deref())
-            .ok()
-            .flatten()
     }
 
     /// Describes a directory that is known to be a parent.
@@ -91,9 +98,12 @@ impl Parent {
         self.class_devices("net")
     }
 
-    /// RDMA devices on this hardware, in order of name.
+    /// RDMA devices on this hardware that carry data, in order of name.
     pub(crate) fn rdma_devices(&self) -> Result<Vec<String>> {
-        self.class_devices("infiniband")
+        let mut names = self.class_devices("infiniband")?;
+        let management = sub_device::among(names.iter().map(String::as_str));
+        names.retain(|name| !management.contains(name));
+        Ok(names)
     }
 
     /// Directories that have devices of a class, with the names of these: the hardware's own

@@ -99,11 +99,23 @@ pub enum Sriov {
 /// [`host::Error::Missing`] if there is no such function; [`host::Error::Read`] if sysfs cannot
 /// be read.
 pub fn read(host: &Host, address: PciAddress) -> Result<PciFunction> {
-    let directory = host.bus_entry("PCI device", "pci", &address.to_string())?;
+    let directory = host.pci(address)?;
     let function = read_at(&directory, address)?;
     // All attributes of a function that went away meanwhile are absent: that is no function.
-    host.bus_entry("PCI device", "pci", &address.to_string())?;
+    host.pci(address)?;
     Ok(function)
+}
+
+/// All PCI functions in order of address, with their directories.
+pub(crate) fn directories(host: &Host) -> Result<Vec<(PciAddress, PathBuf)>> {
+    let names = host::unsorted_names(&host.sys.join("bus/pci/devices"))?;
+    let mut addresses: Vec<PciAddress> = names.iter().filter_map(|n| n.parse().ok()).collect();
+    addresses.sort_unstable();
+    let mut found = Vec::new();
+    for address in addresses {
+        found.extend(host::present(host.pci(address))?.map(|directory| (address, directory)));
+    }
+    Ok(found)
 }
 
 /// Reads the function whose real sysfs directory is `directory`.
@@ -129,12 +141,10 @@ pub(crate) fn read_at(directory: &Path, address: PciAddress) -> Result<PciFuncti
 
 fn sriov(directory: &Path, address: PciAddress) -> Result<Sriov> {
     if let Some(physical) = linked_function(directory, "physfn")? {
-        let index = match host::follow(directory, "physfn")? {
-            Some(pf) => virtual_functions(&pf)?
-                .into_iter()
-                .find_map(|vf| (vf.address == address).then_some(vf.index)),
-            None => None,
-        };
+        let pf = host::follow(directory, "physfn")?;
+        let vfs = pf.map(|pf| virtual_functions(&pf)).transpose()?;
+        let own = vfs.iter().flatten().find(|vf| vf.address == address);
+        let index = own.map(|vf| vf.index);
         return Ok(Sriov::Virtual { physical, index });
     }
     match host::parsed(directory, "sriov_totalvfs")? {
@@ -185,18 +195,8 @@ fn place(directory: &Path) -> (Option<String>, Vec<PciAddress>) {
 
 /// True for `pci<domain>:<bus>`.
 fn is_root(component: &str) -> bool {
-    let Some((domain, bus)) = component
-        .strip_prefix("pci")
-        .and_then(|r| r.split_once(':'))
-    else {
-        return false;
-    };
-    domain.len() >= 4
-        && bus.len() == 2
-        && domain
-            .bytes()
-            .chain(bus.bytes())
-            .all(|b| b.is_ascii_hexdigit())
+    let bus = component.strip_prefix("pci");
+    bus.is_some_and(|bus| format!("{bus}:00.0").parse::<PciAddress>().is_ok())
 }
 
 /// A device takes milliseconds to give vital product data, and gives the same all the time.

@@ -93,12 +93,12 @@ pub enum PortState {
 
 impl PortState {
     fn parse(text: &str) -> Self {
-        match leading_number(text) {
-            Some(1) => Self::Down,
-            Some(2) => Self::Init,
-            Some(3) => Self::Armed,
-            Some(4) => Self::Active,
-            Some(5) => Self::ActiveDefer,
+        match text.split(':').next() {
+            Some("1") => Self::Down,
+            Some("2") => Self::Init,
+            Some("3") => Self::Armed,
+            Some("4") => Self::Active,
+            Some("5") => Self::ActiveDefer,
             _ => Self::Unknown,
         }
     }
@@ -115,13 +115,6 @@ impl fmt::Display for PortState {
             Self::Unknown => "UNKNOWN",
         })
     }
-}
-
-/// The number before the colon of `4: ACTIVE`.
-fn leading_number(text: &str) -> Option<u8> {
-    text.split(':')
-        .next()
-        .and_then(|number| number.trim().parse().ok())
 }
 
 /// What kind of network a port speaks.
@@ -152,21 +145,20 @@ impl LinkLayer {
 pub struct Rate {
     /// Megabits a second.
     pub mbps: u32,
+    text: String,
+}
+
+impl Rate {
     /// Width and generation, such as `4X EDR`, where the kernel adds them.
-    pub signalling: Option<String>,
+    #[must_use]
+    pub fn signalling(&self) -> Option<&str> {
+        self.text.split_once(" (")?.1.strip_suffix(')')
+    }
 }
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.mbps / 1000)?;
-        match self.mbps % 1000 {
-            0 => {}
-            rest => write!(f, ".{}", format!("{rest:03}").trim_end_matches('0'))?,
-        }
-        f.write_str(" Gb/sec")?;
-        self.signalling
-            .as_ref()
-            .map_or(Ok(()), |s| write!(f, " ({s})"))
+        f.write_str(&self.text)
     }
 }
 
@@ -174,27 +166,22 @@ impl FromStr for Rate {
     type Err = ParseError;
 
     fn from_str(text: &str) -> std::result::Result<Self, ParseError> {
-        parse_rate(text).ok_or_else(|| ParseError::new(text, "a rate such as 100 Gb/sec (4X EDR)"))
+        let mbps = mbps(text)
+            .ok_or_else(|| ParseError::new(text, "a rate such as 100 Gb/sec (4X EDR)"))?;
+        let text = text.to_owned();
+        Ok(Self { mbps, text })
     }
 }
 
-fn parse_rate(text: &str) -> Option<Rate> {
-    let (number, rest) = text.split_once(" Gb/sec")?;
+fn mbps(text: &str) -> Option<u32> {
+    let number = text.split_once(" Gb/sec")?.0;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if !is_number(whole) || !is_number(fraction) || fraction.len() > 3 {
         return None;
     }
     let thousandths: u32 = format!("{fraction:0<3}").parse().ok()?;
-    let mbps = whole
-        .parse::<u32>()
-        .ok()?
-        .checked_mul(1000)?
-        .checked_add(thousandths)?;
-    let signalling = match rest.trim() {
-        "" => None,
-        rest => Some(rest.strip_prefix('(')?.strip_suffix(')')?.to_owned()),
-    };
-    Some(Rate { mbps, signalling })
+    let whole: u32 = whole.parse().ok()?;
+    whole.checked_mul(1000)?.checked_add(thousandths)
 }
 
 json::by_text!(Rate);
@@ -204,13 +191,11 @@ pub(crate) fn read(directory: &Path, number: u32) -> Result<Port> {
     let text = |name| host::attribute(directory, name);
     let state = text("state")?.map_or(PortState::Unknown, |s| PortState::parse(&s));
     let phys_state = text("phys_state")?.unwrap_or_default();
+    let phys_word = phys_state.split_once(": ").map(|(_, word)| word);
     Ok(Port {
         number,
         state,
-        phys_state: match phys_state.split_once(": ") {
-            Some((_, word)) => word.to_owned(),
-            None => "Unknown".to_owned(),
-        },
+        phys_state: phys_word.unwrap_or("Unknown").to_owned(),
         rate: host::parsed(directory, "rate")?,
         link_layer: link_layer(directory)?,
         lid: host::hexadecimal(directory, "lid")?.unwrap_or(0),
@@ -242,7 +227,7 @@ pub(crate) fn link_layer(port: &Path) -> Result<LinkLayer> {
 /// [`host::Error::Missing`] if there is no such RDMA device; [`host::Error::Read`] if sysfs
 /// cannot be read.
 pub fn partition_keys(host: &Host, port: &PortId) -> Result<Vec<u16>> {
-    let directory = host.class_entry("RDMA device", "infiniband", &port.device)?;
+    let directory = host.rdma_device(&port.device)?;
     let keys = pkeys(&port_of(&directory, port.port))?;
     Ok(keys.into_iter().map(|pkey| pkey.key).collect())
 }
@@ -279,9 +264,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_rate_reads_back_as_written(mbps in 0_u32..2_000_000, signalling in prop::option::of("[0-9]{1,2}X [A-Z]{3}")) {
-            let rate = Rate { mbps, signalling };
-            prop_assert_eq!(rate.to_string().parse(), Ok(rate));
+        fn a_rate_is_read_as_written(gbps in 0_u32..2_000, tenths in 0_u32..10, signalling in "[0-9]{1,2}X [A-Z]{3}") {
+            let text = format!("{gbps}.{tenths} Gb/sec ({signalling})");
+            let rate: Rate = text.parse().unwrap();
+            prop_assert_eq!(rate.mbps, gbps * 1000 + tenths * 100);
+            prop_assert_eq!(rate.signalling(), Some(signalling.as_str()));
+            prop_assert_eq!(rate.to_string(), text);
         }
 
         #[test]
@@ -300,11 +288,7 @@ mod tests {
             ("400 Gb/sec (4X NDR)", 400_000, Some("4X NDR")),
         ] {
             let rate: Rate = text.parse().unwrap();
-            assert_eq!(
-                (rate.mbps, rate.signalling.as_deref()),
-                (mbps, signalling),
-                "{text}"
-            );
+            assert_eq!((rate.mbps, rate.signalling()), (mbps, signalling), "{text}");
         }
         for text in [
             "",

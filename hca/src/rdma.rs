@@ -11,7 +11,7 @@ use crate::chardev::{self, CharDevices};
 use crate::host::{self, Host, Result};
 use crate::netdev::{self, Netdev};
 use crate::parent::Parent;
-use crate::pci::{self, PciFunction, Sriov};
+use crate::pci::{self, PciFunction};
 use crate::port::{self, LinkLayer, Port};
 use crate::unit;
 
@@ -74,40 +74,6 @@ impl RdmaDevice {
     #[must_use]
     pub fn is_soft(&self) -> bool {
         self.soft_parent.is_some() || (self.pci.is_none() && self.auxiliary.is_none())
-    }
-
-    /// Why `rdma_cm` does not work with it, and the remedy: it is of a VF, and its node GUID is zero.
-    #[must_use]
-    pub fn without_node_guid(&self) -> Option<(&'static str, String)> {
-        let pci = self.pci.as_ref()?;
-        if self.node_guid.is_some() || self.node_type != NodeType::ChannelAdapter {
-            return None;
-        }
-        let remedy = match pci.sriov {
-            Sriov::Virtual { physical, index } => {
-                let number = index.map_or("N".to_owned(), |index| index.to_string());
-                format!(
-                    "ip link set PF vf {number} node_guid GUID, with the netdev of {physical} as \
-                     PF, or echo GUID > /sys/bus/pci/devices/{physical}/sriov/{number}/node; then \
-                     bind the VF's driver again"
-                )
-            }
-            // In a VM its PF is not visible.
-            Sriov::None => {
-                "set the VF's node GUID on the host of this VM, then start the VM again".to_owned()
-            }
-            Sriov::Physical { .. } => return None,
-        };
-        Some((
-            "its node GUID is zero: verbs work, programs that use rdma_cm crash",
-            remedy,
-        ))
-    }
-
-    /// NUMA node of its PCI function.
-    #[must_use]
-    pub fn numa_node(&self) -> Option<u32> {
-        self.pci.as_ref().and_then(|pci| pci.numa_node)
     }
 }
 
@@ -174,7 +140,7 @@ impl NodeType {
 /// [`host::Error::Missing`] if it is not visible here; [`host::Error::Read`] if sysfs cannot be
 /// read.
 pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
-    let directory = host.class_entry("RDMA device", "infiniband", name)?;
+    let directory = host.rdma_device(name)?;
     let parent = Parent::of(host, &directory)?;
     let text = |attribute| host::attribute(&directory, attribute);
     let auxiliary = parent.as_ref().and_then(|p| p.auxiliary.clone());
@@ -185,16 +151,14 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
         node_type: text("node_type")?.map_or(NodeType::Unspecified, |t| NodeType::parse(&t)),
         firmware: text("fw_ver")?,
         board_id: text("board_id")?,
-        driver: match &parent {
-            _ if soft_parent.is_some() => Some(SOFT_ROCE.to_owned()),
-            Some(parent) => parent.driver()?,
-            None => None,
+        driver: match soft_parent {
+            Some(_) => Some(SOFT_ROCE.to_owned()),
+            None => parent.as_ref().map_or(Ok(None), Parent::driver)?,
         },
         soft_parent,
-        pci: match parent.as_ref().and_then(|p| p.pci.as_ref()) {
-            Some((address, directory)) => Some(pci::read_at(directory, *address)?),
-            None => None,
-        },
+        pci: (parent.as_ref().and_then(|p| p.pci.as_ref()))
+            .map(|(address, directory)| pci::read_at(directory, *address))
+            .transpose()?,
         subfunction: match &parent {
             Some(p) if auxiliary.as_deref().is_some_and(unit::is_subfunction) => {
                 host::parsed(&p.directory, "sfnum")?
@@ -212,7 +176,7 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
     };
     assign_netdevs(host, parent.as_ref(), &mut device)?;
     // All attributes of a device that went away meanwhile are absent: that is not a device.
-    host.class_entry("RDMA device", "infiniband", name)?;
+    host.rdma_device(name)?;
     Ok(device)
 }
 
@@ -222,12 +186,9 @@ pub(crate) fn soft_parent(directory: &Path) -> Result<Option<String>> {
     host::attribute(directory, "parent")
 }
 
-/// Port numbers of the device in `directory`.
+/// Port numbers of the device in `directory`, in order.
 pub(crate) fn port_numbers(directory: &Path) -> Result<Vec<u32>> {
-    Ok(host::names(&directory.join("ports"))?
-        .iter()
-        .filter_map(|n| n.parse().ok())
-        .collect())
+    host::indexes(&directory.join("ports"))
 }
 
 fn ports(directory: &Path) -> Result<Vec<Port>> {
@@ -295,13 +256,11 @@ fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice)
 
 /// The netdev of this network namespace that a port claims, wherever that stands.
 fn claimed(host: &Host, claim: NetdevHints<'_>) -> Result<Option<Netdev>> {
-    let names: Vec<String> = if claim.is_anonymous() {
-        host::names(&host.class("net"))?
-    } else {
-        let mut names: Vec<String> = claim.names().map(str::to_owned).collect();
-        names.dedup();
-        names
+    let mut names: Vec<String> = match claim.is_anonymous() {
+        true => host::names(&host.class("net"))?,
+        false => claim.names().map(str::to_owned).collect(),
     };
+    names.dedup();
     for name in names {
         match netdev::read(host, &name) {
             Ok(netdev) if association::claims(claim, &netdev) => return Ok(Some(netdev)),

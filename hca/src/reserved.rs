@@ -35,7 +35,7 @@ fn manages_switch(host: &Host, device: &RdmaDevice) -> bool {
     }) else {
         return false;
     };
-    let directory = host.bus_entry("PCI device", "pci", &function.address.to_string());
+    let directory = host.pci(function.address);
     // Not permitted, or it does not answer: asked again by the next scan.
     let data = directory.and_then(|directory| pci::vital_product_data(&directory));
     data.ok().flatten().is_some_and(|data| {

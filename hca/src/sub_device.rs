@@ -7,34 +7,33 @@
 use std::collections::BTreeSet;
 use std::io;
 
+use netlink_packet_core::{
+    Emitable, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
+    NlasIterator,
+};
 use netlink_sys::protocols::NETLINK_RDMA;
 
 use crate::kernel_socket::KernelSocket;
 use crate::unit::is_number;
 
-// `include/uapi/rdma/rdma_netlink.h`; `include/uapi/linux/netlink.h`.
+// `include/uapi/rdma/rdma_netlink.h`.
 const GET_DEVICES: u16 = 5 << 10 | 1;
 const DEV_NAME: u16 = 2;
 const DEV_TYPE: u16 = 99;
 const PARENT_NAME: u16 = 100;
-const REQUEST_DUMP: u16 = 0x301;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const HEADER_BYTES: usize = 16;
 
 /// Those of these RDMA devices, which stand on one piece of hardware, that are for management alone. The
 /// kernel is asked only if there are several, and a name decides where it does not say.
-pub(crate) fn among(names: &[&str]) -> BTreeSet<String> {
-    if names.len() < 2 {
+pub(crate) fn among<'n>(names: impl Iterator<Item = &'n str> + Clone) -> BTreeSet<String> {
+    let all = names.clone().count();
+    if all < 2 {
         return BTreeSet::new();
     }
     let typed = typed().unwrap_or_default();
     let is_named = |name: &str| name.strip_prefix("smi").is_some_and(is_number);
-    let all = names
-        .iter()
-        .filter(|name| typed.contains(**name) || is_named(name));
-    let found: BTreeSet<String> = all.map(|name| (*name).to_owned()).collect();
-    match found.len() == names.len() {
+    let found = names.filter(|name| typed.contains(*name) || is_named(name));
+    let found: BTreeSet<String> = found.map(str::to_owned).collect();
+    match found.len() == all {
         true => BTreeSet::new(),
         false => found,
     }
@@ -43,58 +42,40 @@ pub(crate) fn among(names: &[&str]) -> BTreeSet<String> {
 /// Names of the RDMA devices of this network namespace that have a type or a parent.
 fn typed() -> io::Result<BTreeSet<String>> {
     let socket = KernelSocket::open(NETLINK_RDMA, 0)?;
-    let mut request = [0; HEADER_BYTES];
-    let length = u32::try_from(HEADER_BYTES).unwrap_or_default();
-    request[..4].copy_from_slice(&length.to_ne_bytes());
-    request[4..6].copy_from_slice(&GET_DEVICES.to_ne_bytes());
-    request[6..8].copy_from_slice(&REQUEST_DUMP.to_ne_bytes());
+    let mut header = NetlinkHeader::default();
+    header.message_type = GET_DEVICES;
+    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    header.length = 16;
+    let mut request = [0; 16];
+    header.emit(&mut request);
     socket.send(&request, 0)?;
     let (mut found, mut buffer) = (BTreeSet::new(), Vec::new());
     loop {
         socket.receive(&mut buffer)?;
         let mut rest = buffer.as_slice();
-        while let Some((kind, payload, next)) = message(rest) {
-            match kind {
-                NLMSG_DONE | NLMSG_ERROR => return Ok(found),
-                _ => found.extend(typed_name(payload)),
+        while let Ok(message) = NetlinkBuffer::new_checked(rest) {
+            if [NLMSG_DONE, NLMSG_ERROR].contains(&message.message_type()) {
+                return Ok(found);
             }
-            rest = next;
+            found.extend(typed_name(message.payload()));
+            let length = usize::try_from(message.length()).unwrap_or(usize::MAX);
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         }
     }
-}
-
-/// Type and payload of the first message, and what is behind it.
-fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
-    let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
-    let payload = bytes.get(HEADER_BYTES..length)?;
-    Some((kind, payload, bytes.get(aligned(length)..).unwrap_or(&[])))
 }
 
 /// The name in a device's attributes, if it has a type or a parent.
-fn typed_name(mut attributes: &[u8]) -> Option<String> {
+fn typed_name(attributes: &[u8]) -> Option<String> {
     let (mut name, mut is_typed) = (None, false);
-    while let Some((length, kind)) = attribute(attributes) {
-        let value = attributes.get(4..length)?;
-        match kind {
-            DEV_NAME => name = value.split(|byte| *byte == 0).next(),
+    for attribute in NlasIterator::new(attributes).map_while(Result::ok) {
+        match attribute.kind() {
+            DEV_NAME => name = String::from_utf8(attribute.value().to_vec()).ok(),
             DEV_TYPE | PARENT_NAME => is_typed = true,
             _ => {}
         }
-        attributes = attributes.get(aligned(length)..).unwrap_or(&[]);
     }
     let name = name.filter(|_| is_typed)?;
-    Some(String::from_utf8_lossy(name).into_owned())
-}
-
-fn attribute(bytes: &[u8]) -> Option<(usize, u16)> {
-    let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
-    let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?);
-    (length >= 4).then_some((length, kind))
-}
-
-fn aligned(length: usize) -> usize {
-    length.next_multiple_of(4)
+    Some(name.trim_end_matches('\0').to_owned())
 }
 
 #[cfg(test)]
@@ -105,7 +86,7 @@ mod tests {
         let length = u16::try_from(4 + value.len()).unwrap();
         let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
         bytes.extend(value);
-        bytes.resize(aligned(bytes.len()), 0);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
     }
 
@@ -120,13 +101,13 @@ mod tests {
         assert_eq!(typed_name(&child).as_deref(), Some("plane0"));
         for cut in 0..child.len() {
             typed_name(&child[..cut]);
-            message(&child[..cut]);
+            let _ = NetlinkBuffer::new_checked(&child[..cut]);
         }
     }
 
     #[test]
     fn a_name_decides_where_the_kernel_says_nothing() {
-        let of = |names: &[&str]| among(names).into_iter().collect::<Vec<_>>();
+        let of = |names: &[&str]| among(names.iter().copied()).into_iter().collect::<Vec<_>>();
         assert_eq!(of(&["mlx5_0", "smi1"]), ["smi1"]);
         assert_eq!(of(&["mlx5_0", "mlx5_1", "smith1"]), [""; 0]);
         assert_eq!(of(&["smi1"]), [""; 0], "it stands alone");

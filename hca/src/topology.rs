@@ -2,7 +2,7 @@
 //! GPUs.
 //!
 //! - [`distance`]: the classes of `nvidia-smi topo -m`, from places in the PCI tree
-//! - [`numa`], [`link`], [`gpu`], [`nic`], [`rail`]: what is read
+//! - [`numa`], [`gpu`], [`nic`], [`rail`]: what is read
 //! - `data_direct`: where a NIC's DMA to GPUs comes from, if not from the NIC's own place
 //! - [`machine`]: all of it, one value
 //! - [`mod@choose`]: NICs for GPUs, a pure function
@@ -12,16 +12,14 @@ pub mod choose;
 mod data_direct;
 pub mod distance;
 pub mod gpu;
-pub mod link;
 pub mod machine;
 pub mod nic;
 pub mod numa;
 pub mod rail;
 
-pub use choose::{Choice, Pair, Refusal, Request, choose};
+pub use choose::{Choice, Pair, Request, choose};
 pub use distance::{Class, Distance, PciLocation};
 pub use gpu::Gpu;
-pub use link::{Lanes, PcieLink};
 pub use machine::Machine;
 pub use nic::Nic;
 pub use numa::{Numa, NumaNode};

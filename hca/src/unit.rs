@@ -6,8 +6,8 @@
 //! | pool | form | example |
 //! |---|---|---|
 //! | exclusive | `<hca>` | `0000:3b:00.0`, `mlx5_core.sf.4`, `guid-505400fffe000001` |
-//! | shared | `<hca>_<pool>_<slot>` | `0000:3b:00.0_3e71787e_17` |
-//! | shared, all HCAs to each unit | `pool_<pool>_<slot>` | `pool_3e71787e_17` |
+//! | shared | `<hca>_<pool>_<share>` | `0000:3b:00.0_3e71787e_17` |
+//! | shared, all HCAs to each unit | `pool_<pool>_<share>` | `pool_3e71787e_17` |
 //! | late binding | `slot_<pool>_<slot>` | `slot_3e71787e_3` |
 //!
 //! `<pool>` is made of the resource name ([`PoolTag`]). A name has at most 63 characters of
@@ -19,60 +19,26 @@ use std::str::FromStr;
 
 use fnv::FnvHasher;
 
-use crate::address::Guid;
+use crate::address::{Guid, ParseError, hex};
 use crate::pci::PciAddress;
 
 /// The longest name of a unit, in bytes.
 pub const MAX_LENGTH: usize = 63;
+
+/// What names of units look like, for those who wrote another.
+const FORMS: &str = "the name of a unit: a PCI address (0000:3b:00.0), an auxiliary device \
+    (mlx5_core.sf.4), guid-<16 digits>, <hca>_<pool>_<share>, pool_<pool>_<share> or \
+    slot_<pool>_<slot>";
 
 /// What an HCA is called, whatever its netdev or RDMA device is named today.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HcaId {
     /// A PCI function.
     Pci(PciAddress),
-    /// An auxiliary device: a sub-function.
-    Auxiliary(AuxiliaryName),
+    /// A device on the auxiliary bus, `<module>.<kind>.<number>`: a sub-function such as `mlx5_core.sf.4`.
+    Auxiliary(String),
     /// A device with neither, by its node GUID.
     NodeGuid(Guid),
-}
-
-/// Name of a device on the auxiliary bus, `<module>.<kind>.<number>`, such as `mlx5_core.sf.4`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AuxiliaryName(String);
-
-impl AuxiliaryName {
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for AuxiliaryName {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let mut parts = text.split('.');
-        let word = |part: Option<&str>| {
-            part.is_some_and(|p| {
-                !p.is_empty()
-                    && p.bytes()
-                        .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
-            })
-        };
-        let fits = word(parts.next())
-            && word(parts.next())
-            && parts.next().and_then(canonical_number).is_some()
-            && parts.next().is_none()
-            && text.len() <= MAX_LENGTH;
-        if fits {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(Error::Form {
-                text: text.to_owned(),
-            })
-        }
-    }
 }
 
 /// Eight digits that stand for a resource name inside a unit's name.
@@ -114,14 +80,14 @@ pub enum UnitId {
         /// The pool it is offered in.
         pool: PoolTag,
         /// Which share, from 0.
-        slot: u32,
+        share: u32,
     },
     /// One of many shares of all HCAs of a pool together.
     Pool {
         /// The pool.
         pool: PoolTag,
         /// Which share, from 0.
-        slot: u32,
+        share: u32,
     },
     /// A whole HCA of a pool, which one is decided when the pod's network is made.
     Slot {
@@ -143,53 +109,16 @@ impl UnitId {
     }
 }
 
-/// Why a text names no unit, or a unit has no name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// The text has none of the forms.
-    #[error(
-        "{text:?} names no unit: expected a PCI address (0000:3b:00.0), an auxiliary device \
-         (mlx5_core.sf.4), guid-<16 digits>, <hca>_<pool>_<slot>, pool_<pool>_<slot> or \
-         slot_<pool>_<slot>"
-    )]
-    Form {
-        /// The text as given.
-        text: String,
-    },
-    /// The name would be too long for the kubelet's and the container runtimes' use of it.
-    #[error("unit {text:?} has {} characters, more than {MAX_LENGTH}", text.len())]
-    TooLong {
-        /// The name.
-        text: String,
-    },
-    /// The device has nothing that stays the same over a reboot.
-    #[error(
-        "RDMA device {device} has neither a PCI function, nor an auxiliary device, nor a node \
-         GUID: it cannot be offered"
-    )]
-    NoIdentity {
-        /// Name of the RDMA device.
-        device: String,
-    },
-}
-
 impl HcaId {
     /// The identity of what stands on this PCI function and auxiliary device; `None` for what is on no
     /// bus, whose identity is an attribute.
-    ///
-    /// # Errors
-    /// [`Error::Form`] for an auxiliary name that is not of the kernel's form.
-    pub fn of_place(
-        pci: Option<PciAddress>,
-        auxiliary: Option<&str>,
-    ) -> Result<Option<Self>, Error> {
+    #[must_use]
+    pub fn of_place(pci: Option<PciAddress>, auxiliary: Option<&str>) -> Option<Self> {
         match (auxiliary, pci) {
-            (Some(name), Some(_)) if is_subfunction(name) => name.parse().map(Self::Auxiliary),
-            (_, Some(address)) => Ok(Self::Pci(address)),
-            (Some(name), None) => name.parse().map(Self::Auxiliary),
-            (None, None) => return Ok(None),
+            (Some(name), Some(_)) if is_subfunction(name) => name.parse().ok(),
+            (_, Some(address)) => Some(Self::Pci(address)),
+            (name, None) => name?.parse().ok(),
         }
-        .map(Some)
     }
 }
 
@@ -197,32 +126,24 @@ impl fmt::Display for HcaId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pci(address) => address.fmt(f),
-            Self::Auxiliary(name) => f.write_str(&name.0),
+            Self::Auxiliary(name) => f.write_str(name),
             Self::NodeGuid(guid) => write!(f, "guid-{:016x}", guid.0),
         }
     }
 }
 
 impl FromStr for HcaId {
-    type Err = Error;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let error = || Error::Form {
-            text: text.to_owned(),
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let hca = match (text.strip_prefix("guid-"), text.parse()) {
+            (Some(digits), _) => hex(digits, 16..=16).map(|guid| Self::NodeGuid(Guid(guid))),
+            (_, Ok(address)) => Some(Self::Pci(address)),
+            _ => is_auxiliary(text).then(|| Self::Auxiliary(text.to_owned())),
         };
-        if let Some(digits) = text.strip_prefix("guid-") {
-            let guid = lower_hex(digits, 16).ok_or_else(error)?;
-            return Ok(Self::NodeGuid(Guid(guid)));
-        }
-        if let Ok(address) = text.parse::<PciAddress>() {
-            // One unit, one name: capitals would be a second spelling.
-            return if address.to_string() == text {
-                Ok(Self::Pci(address))
-            } else {
-                Err(error())
-            };
-        }
-        text.parse().map(Self::Auxiliary)
+        // One unit, one name: capitals would be a second spelling.
+        let hca = hca.filter(|hca| hca.to_string() == text);
+        hca.ok_or_else(|| ParseError::new(text, FORMS))
     }
 }
 
@@ -230,53 +151,51 @@ impl fmt::Display for UnitId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exclusive(hca) => hca.fmt(f),
-            Self::Shared { hca, pool, slot } => write!(f, "{hca}_{pool}_{slot}"),
-            Self::Pool { pool, slot } => write!(f, "pool_{pool}_{slot}"),
+            Self::Shared { hca, pool, share } => write!(f, "{hca}_{pool}_{share}"),
+            Self::Pool { pool, share } => write!(f, "pool_{pool}_{share}"),
             Self::Slot { pool, slot } => write!(f, "slot_{pool}_{slot}"),
         }
     }
 }
 
 impl FromStr for UnitId {
-    type Err = Error;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, Error> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         if text.len() > MAX_LENGTH {
-            return Err(Error::TooLong {
-                text: text.to_owned(),
-            });
+            let expected = "the name of a unit, which has at most 63 characters";
+            return Err(ParseError::new(text, expected));
         }
-        if let Some((rest, pool, slot)) = split_share(text) {
-            return match rest {
-                "pool" => Ok(Self::Pool { pool, slot }),
-                "slot" => Ok(Self::Slot { pool, slot }),
-                hca => {
-                    let hca = hca.parse().map_err(|_| Error::Form {
-                        text: text.to_owned(),
-                    })?;
-                    Ok(Self::Shared { hca, pool, slot })
-                }
-            };
-        }
-        text.parse().map(Self::Exclusive)
+        let Some((rest, pool, number)) = split_number(text) else {
+            return text.parse().map(Self::Exclusive);
+        };
+        let (share, slot) = (number, number);
+        let unit = match rest {
+            "pool" => Some(Self::Pool { pool, share }),
+            "slot" => Some(Self::Slot { pool, slot }),
+            hca => (hca.parse().ok()).map(|hca| Self::Shared { hca, pool, share }),
+        };
+        let unit = unit.filter(|unit| unit.to_string() == text);
+        unit.ok_or_else(|| ParseError::new(text, FORMS))
     }
 }
 
-/// Splits `<rest>_<pool>_<slot>`.
-fn split_share(text: &str) -> Option<(&str, PoolTag, u32)> {
-    let (rest, slot) = text.rsplit_once('_')?;
+/// Splits `<rest>_<pool>_<number>`.
+fn split_number(text: &str) -> Option<(&str, PoolTag, u32)> {
+    let (rest, number) = text.rsplit_once('_')?;
     let (rest, pool) = rest.rsplit_once('_')?;
-    let pool = u32::try_from(lower_hex(pool, 8)?).ok()?;
-    Some((rest, PoolTag(pool), canonical_number(slot)?))
+    let pool = u32::try_from(hex(pool, 8..=8)?).ok()?;
+    Some((rest, PoolTag(pool), number.parse().ok()?))
 }
 
-/// Exactly `width` lower-case hexadecimal digits.
-fn lower_hex(digits: &str, width: usize) -> Option<u64> {
-    let fits = digits.len() == width
-        && digits
-            .bytes()
-            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    fits.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+/// True for a name of the auxiliary bus, `<module>.<kind>.<number>`.
+fn is_auxiliary(text: &str) -> bool {
+    let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+    let is_word = |part: &str| !part.is_empty() && part.bytes().all(is_plain);
+    let parts: Vec<&str> = text.split('.').collect();
+    matches!(parts.as_slice(), [module, kind, number]
+        if is_word(module) && is_word(kind) && is_number(number))
+        && text.len() <= MAX_LENGTH
 }
 
 pub(crate) fn is_number(text: &str) -> bool {
@@ -287,12 +206,6 @@ pub(crate) fn is_number(text: &str) -> bool {
 pub(crate) fn is_subfunction(auxiliary: &str) -> bool {
     let mut parts = auxiliary.rsplit('.');
     parts.next().is_some_and(is_number) && parts.next() == Some("sf")
-}
-
-/// A decimal number without sign or leading zeros.
-fn canonical_number(digits: &str) -> Option<u32> {
-    let value: u32 = digits.parse().ok()?;
-    (value.to_string() == digits).then_some(value)
 }
 
 crate::json::by_text!(HcaId, UnitId);
@@ -312,8 +225,7 @@ mod tests {
                     function
                 })
             ),
-            "[a-z0-9_]{1,12}[.][a-z]{1,5}[.](0|[1-9][0-9]{0,5})"
-                .prop_map(|name| HcaId::Auxiliary(name.parse().unwrap())),
+            "[a-z0-9_]{1,12}[.][a-z]{1,5}[.](0|[1-9][0-9]{0,5})".prop_map(HcaId::Auxiliary),
             any::<u64>().prop_map(|guid| HcaId::NodeGuid(Guid(guid))),
         ]
     }
@@ -322,12 +234,12 @@ mod tests {
         let pool = "[a-z./_]{1,30}".prop_map(|name| PoolTag::of(&name));
         prop_oneof![
             hca().prop_map(UnitId::Exclusive),
-            (hca(), pool.clone(), any::<u32>()).prop_map(|(hca, pool, slot)| UnitId::Shared {
+            (hca(), pool.clone(), any::<u32>()).prop_map(|(hca, pool, share)| UnitId::Shared {
                 hca,
                 pool,
-                slot
+                share
             }),
-            (pool.clone(), any::<u32>()).prop_map(|(pool, slot)| UnitId::Pool { pool, slot }),
+            (pool.clone(), any::<u32>()).prop_map(|(pool, share)| UnitId::Pool { pool, share }),
             (pool, any::<u32>()).prop_map(|(pool, slot)| UnitId::Slot { pool, slot }),
         ]
     }
@@ -341,13 +253,13 @@ mod tests {
             (Some(pci), Some("mlx5_core.sf.4"), Some("mlx5_core.sf.4")),
             (Some(pci), Some("mlx5_core.rdma.0"), Some(pci)),
             (None, Some("mlx5_core.rdma.0"), Some("mlx5_core.rdma.0")),
+            (None, Some("mlx5_core"), None),
             (None, None, None),
         ] {
-            let id = HcaId::of_place(on.map(|on| on.parse().unwrap()), auxiliary).unwrap();
+            let id = HcaId::of_place(on.map(|on| on.parse().unwrap()), auxiliary);
             let id = id.map(|id| id.to_string());
             assert_eq!(id.as_deref(), expected, "{on:?} {auxiliary:?}");
         }
-        HcaId::of_place(None, Some("mlx5_core")).unwrap_err();
     }
 
     proptest! {
@@ -390,7 +302,7 @@ mod tests {
             ),
             (
                 "mlx5_core.sf.4".to_owned(),
-                UnitId::Exclusive(HcaId::Auxiliary("mlx5_core.sf.4".parse().unwrap())),
+                UnitId::Exclusive(HcaId::Auxiliary("mlx5_core.sf.4".to_owned())),
             ),
             (
                 "guid-505400fffe000001".to_owned(),
@@ -401,10 +313,10 @@ mod tests {
                 UnitId::Shared {
                     hca: HcaId::Pci(pci),
                     pool,
-                    slot: 17,
+                    share: 17,
                 },
             ),
-            (format!("pool_{pool}_0"), UnitId::Pool { pool, slot: 0 }),
+            (format!("pool_{pool}_0"), UnitId::Pool { pool, share: 0 }),
             (format!("slot_{pool}_3"), UnitId::Slot { pool, slot: 3 }),
         ] {
             assert_eq!(text.parse::<UnitId>(), Ok(expected), "{text}");
@@ -449,15 +361,12 @@ mod tests {
     #[test]
     fn a_name_that_got_too_long_is_an_error_not_a_cut() {
         let long = format!("{}.sf.4", "m".repeat(50));
-        let hca = HcaId::Auxiliary(long.parse().unwrap());
         let unit = UnitId::Shared {
-            hca,
+            hca: HcaId::Auxiliary(long),
             pool: PoolTag::of("x"),
-            slot: 1,
+            share: 1,
         };
-        assert!(matches!(
-            unit.to_string().parse::<UnitId>(),
-            Err(Error::TooLong { .. })
-        ));
+        let error = unit.to_string().parse::<UnitId>().unwrap_err();
+        assert!(error.to_string().contains("63 characters"), "{error}");
     }
 }

@@ -102,7 +102,7 @@ fn a_virtio_nic_is_placed_at_the_function_above_it() {
         ]
     );
 
-    let found = hca::lookup::on_pci(&tree.host(), function.address).unwrap();
+    let found = hca::lookup::on_hca(&tree.host(), &HcaId::Pci(function.address)).unwrap();
     assert_eq!(found.netdevs[0].name, "eth4");
     assert_eq!(
         found.rdma_devices,
@@ -207,7 +207,7 @@ fn management_nodes_are_those_the_kernel_has() {
         ]
         .map(|(name, number)| (name, number.to_owned()))
     );
-    assert_eq!(nodes.umad[0].0, 1, "its port");
+    assert_eq!(nodes.umad[0].port, Some(1), "its port");
 
     let (_directory, _tree, new) = captured("sysfs-7.2-rxe.txt");
     let nodes = &new.rdma_device("rxe0").unwrap().char_devices;

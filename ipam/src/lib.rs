@@ -6,6 +6,7 @@
 //! - [`block`]: blocks of addresses, of which a node has some
 //! - [`owned`]: which parts of subnets this node owns
 //! - [`lease`]: what a lease records
+//! - [`subnet`]: which node may lease which addresses: the documents and their changes
 //! - [`leases`]: the leases of this node, under one lock
 //! - [`pool_usage`]: how full ranges are
 //! - [`reclaim`]: freeing the leases of pods that ended
@@ -23,4 +24,5 @@ pub mod plugin;
 pub mod pool_usage;
 pub mod range;
 pub mod reclaim;
+pub mod subnet;
 pub mod whereabouts;

@@ -10,6 +10,8 @@ mod bounds;
 mod holder;
 mod supply;
 
+pub use supply::AGENT_SOCKET;
+
 use crate::config::Config;
 use crate::lease::{Holder, Lease};
 use crate::leases::{LeaseError, Leases, since_boot};

@@ -11,6 +11,8 @@
 
 #[path = "ipam/admin.rs"]
 mod admin;
+#[path = "ipam/agent.rs"]
+mod agent;
 #[path = "ipam/formats.rs"]
 mod formats;
 #[path = "ipam/hostile.rs"]

@@ -1,6 +1,6 @@
-//! `rdmactl addresses release`: free leases by hand.
+//! `rdmactl addresses release`: free leases, or parts of subnets, by hand.
 
-use super::{Scope, names_pod};
+use super::{Scope, names_pod, ownership};
 use crate::output::{Ended, Exit, complain, confirmed, optional, say, table};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -8,6 +8,7 @@ use ipam::lease::Lease;
 use ipam::leases::{LeaseSpace, Leases, Use};
 use ipnetwork::IpNetwork;
 use node::table::cell;
+use node_wire::PartsChange;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,6 +21,12 @@ struct Which {
     /// All leases of a pod: namespace/name, or a name
     #[arg(long)]
     pod: Option<String>,
+    /// All parts of a node that will not come back
+    #[arg(long)]
+    node: Option<String>,
+    /// One part of a subnet, whoever has it, as 10.56.3.16/28
+    #[arg(long, value_name = "CIDR")]
+    part: Option<IpNetwork>,
 }
 
 #[derive(Debug, Args)]
@@ -46,6 +53,14 @@ struct Entry {
 
 impl Release {
     pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
+        let node = self.which.node.clone().map(PartsChange::ReleaseNode);
+        let part = self
+            .which
+            .part
+            .map(|part| PartsChange::ReleasePart(part.to_string()));
+        if let Some(change) = node.or(part) {
+            return ownership::release(scope, self.network_name.as_deref(), change, self.yes);
+        }
         let (plugin, leases) = scope.open_used()?;
         let Some(leases) = leases else {
             return Ok(Exit::Found);

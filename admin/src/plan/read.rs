@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cni_wire::text::{bounded, printable};
 use hca::topology::rail::in_name;
-use hca::{FunctionKind, Hca, LinkLayer, Netdev};
+use hca::{FunctionKind, Hca, Netdev};
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
@@ -194,7 +194,6 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
             .filter(|netdev| is_own(&netdev.name))
             .collect();
         let function = facts.pci.as_ref().map(|pci| pci.address);
-        let layer = facts.ports().map(|(_, port)| port.link_layer).next();
         let unusable = shown.nodes.into_iter().find_map(|node| node.obstacle);
         let obstacle = match (facts.reserved(), &shown.uplink) {
             (Some(reserved), _) => Some(reserved.to_string()),
@@ -204,7 +203,7 @@ fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
         let of_host = addresses.iter().filter(|one| one.address.is_ipv4());
         hcas.push(PlanHca {
             kind: facts.function().kind,
-            link: layer.unwrap_or(LinkLayer::Unknown).word(),
+            link: facts.link_layer().word(),
             rate: facts
                 .ports()
                 .filter_map(|(_, port)| Some(port.rate.as_ref()?.mbps))

@@ -8,6 +8,7 @@ use super::decide::{ClusterPlan, Group, Mode, PlanPool, names};
 use super::network::{PlanNetwork, needs_network};
 use super::read::PlanHca;
 use crate::documents::{definition, merge, name_of, put};
+use crate::node_guid;
 
 /// Of a mapping or list on one line.
 const WIDTH: usize = 60;
@@ -143,11 +144,7 @@ fn group_lines(group: &Group<'_>) -> Vec<String> {
         if usage.is_ok() && !gpus.is_empty() {
             line += &format!(", next to GPU {}", gpus.join(" "));
         }
-        let problem = hca
-            .facts
-            .rdma_devices
-            .iter()
-            .find_map(hca::RdmaDevice::without_node_guid);
+        let problem = hca.facts.rdma_devices.iter().find_map(node_guid::missing);
         line.extend(
             problem
                 .filter(|_| usage.is_ok())

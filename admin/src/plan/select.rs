@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use rdma_device_plugin::config::selector::{Match, Selector};
+use pools::config::selector::{Match, Selector};
 use serde::Deserialize as _;
 
 use super::read::PlanHca;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, Tree, cloud, machine, ports};
-use rdma_device_plugin::host_snapshot::HostSnapshot;
+use pools::host_snapshot::HostSnapshot;
 
 use super::*;
 use crate::discover::{DiscoverDocument, HostAddress};
@@ -114,7 +114,7 @@ fn answers(node: &str, lay: impl Fn(&Tree), change: impl Fn(&mut DiscoverDocumen
     let candidates = scanned.inventory.hcas.clone();
     let mut document = DiscoverDocument::of(&scanned, &candidates, None);
     change(&mut document);
-    let topology = topology::document_of(scanned.machine);
+    let topology = topology::document_of(&tree.host(), scanned.machine);
     [json!(document), topology].map(|document| json!({"node": node, "document": document}))
 }
 

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use hca::topology::Machine;
 use hca::{Host, PciAddress};
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
-use rdma_device_plugin::host_snapshot::HostSnapshot;
+use pools::host_snapshot::HostSnapshot;
 
 use super::engine::{Fact, Unread};
 use super::link::{PortFacts, ports};

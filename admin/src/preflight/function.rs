@@ -21,14 +21,9 @@ impl Object for Gpu {
 
 /// NICs with RDMA devices that are hardware: speed and ordering do not matter to soft ones.
 pub(super) fn hardware(context: &Context) -> Result<Vec<&Nic>, Finding> {
-    let snapshot = &context.snapshot;
-    let is_soft = |name: &String| {
-        let device = snapshot.inventory.rdma_device(name);
-        device.is_some_and(RdmaDevice::is_soft)
-    };
     let is_hardware = |nic: &&Nic| {
-        let devices = &nic.rdma_devices;
-        !devices.is_empty() && !devices.iter().any(is_soft)
+        let mut devices = nic.hca.rdma_devices.iter();
+        !devices.any(RdmaDevice::is_soft)
     };
     some(context.machine()?.nics.iter().filter(is_hardware), NO_NIC)
 }

@@ -122,5 +122,5 @@ fn g06_room(_: &Context, check: &Check, port: &PortFacts) -> Judged {
         }
         false => Finding::pass(format!("room for about {room} child netdevs")),
     };
-    Ok(finding.read("GID entries", port.port.gids.slots))
+    Ok(finding.read("GID entries", port.port.gids.size))
 }

@@ -9,7 +9,7 @@ use super::engine::{Check, Fact, Findings, Judged, Unread, each, judge, node};
 use super::{host_process, read};
 use crate::verdict::Verdict::{Fail, Warn};
 use crate::verdict::{Finding, NO_NIC, words};
-use rdma_device_plugin::registered;
+use pools::checkpoint::registered;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
@@ -131,7 +131,7 @@ fn k03_alignment(context: &Context, check: &Check, node: &()) -> Judged {
 /// Resources that have a device of the same hardware.
 fn k07_twice(context: &Context, check: &Check) -> Findings {
     let nics: Vec<String> = (context.machine()?.nics.iter())
-        .map(|nic| nic.hca.to_string())
+        .map(|nic| nic.hca.id.to_string())
         .collect();
     if nics.is_empty() {
         return Err(Finding::not_applicable(NO_NIC));

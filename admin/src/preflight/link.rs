@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use hca::pci::Sriov;
 use hca::{LinkLayer, Netdev, Port, PortState, RdmaDevice};
 use node::policy::membership;
-use rdma_device_plugin::host_snapshot::HostSnapshot;
+use pools::host_snapshot::HostSnapshot;
 
 use super::context::{Context, Membership, Pools};
 use super::engine::{Check, Fact, Judged, Object, Unread, compare, judge, some};
 use super::read;
+use crate::node_guid;
 use crate::verdict::Verdict::{Fail, Warn};
 use crate::verdict::{Finding, NO_NIC};
 
@@ -243,7 +244,7 @@ fn l05_rate(context: &Context, check: &Check, port: &PortFacts) -> Judged {
         .filter(|fastest| board.is_some() && rate.mbps < *fastest);
     let speed = port.netdev.as_ref().and_then(|netdev| netdev.speed_mbps);
     let differs = |speed: u32| speed > 0 && speed.abs_diff(rate.mbps) > rate.mbps / 10;
-    let signalling = rate.signalling.as_deref().unwrap_or_default();
+    let signalling = rate.signalling().unwrap_or_default();
     let finding = if speed.is_some_and(differs) {
         check.fault(port, "netdev and port report different speeds")
     } else if let Some(fastest) = fastest {
@@ -330,7 +331,7 @@ fn l13_partitions(context: &Context, check: &Check, port: &PortFacts) -> Judged 
 }
 
 fn l14_node_guid(_: &Context, _: &Check, port: &PortFacts) -> Judged {
-    if let Some((why, remedy)) = port.device.without_node_guid() {
+    if let Some((why, remedy)) = node_guid::missing(&port.device) {
         return Ok(Finding::fail(why, remedy));
     }
     let sriov = port.device.pci.as_ref().map(|pci| &pci.sriov);

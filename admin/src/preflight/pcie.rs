@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use hca::PciAddress;
-use hca::topology::{Class, Gpu, Machine, Nic, PciLocation, PcieLink};
+use hca::topology::{Class, Gpu, Machine, Nic, PciLocation};
 
 use super::config_space::ConfigSpace;
 use super::context::Context;
@@ -14,6 +14,7 @@ use super::engine::{Check, Fact, Findings, Judged, Object, compare, each, judge,
 use super::function::{gpus_and_nics, hardware};
 use super::platform::is_virtual_machine;
 use super::read;
+use crate::pcie_link::PcieLink;
 use crate::verdict::Verdict::{Fail, Warn};
 use crate::verdict::{Finding, words};
 
@@ -144,19 +145,20 @@ fn between(machine: &Machine) -> BTreeMap<PciAddress, Below> {
 }
 
 fn p01_link(context: &Context, check: &Check, nic: &Nic) -> Judged {
-    let Some(current) = nic.link.current else {
+    let link = PcieLink::read(&context.host, nic.place.address);
+    let Some(current) = link.current else {
         return Err(Finding::unknown(
             "sysfs does not show the link (a VF or a virtual machine)",
         ));
     };
-    let rate = nic.rate_mbps.unwrap_or_default();
+    let rate = nic.hca.rate_mbps().unwrap_or_default();
     let carries = || {
         let (link, ports) = (current.mbps() / 1000, rate / 1000);
         format!("the link carries {link} Gb/s, the ports {ports}")
     };
     let above = nic.place.chain.iter().rev().nth(1);
-    let above = above.and_then(|port| PcieLink::read(&context.pci(*port)).ok()?.most);
-    let limits = nic.link.most.into_iter().chain(above);
+    let above = above.and_then(|port| PcieLink::read(&context.host, *port).most);
+    let limits = link.most.into_iter().chain(above);
     let possible = limits.min_by_key(|lanes| lanes.mbps());
     let finding = if current.mbps() * 2 < rate {
         check.fault(nic, &carries())

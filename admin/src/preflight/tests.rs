@@ -5,7 +5,7 @@ mod node_tree;
 use std::fs;
 
 use hca::pci::Sriov;
-use hca::topology::{Lanes, Nic, PcieLink};
+use hca::topology::Nic;
 use hca::{LinkLayer, PortState};
 use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, cloud, machine};
 
@@ -258,7 +258,7 @@ fn ports_are_judged_by_what_was_read() {
             Unknown,
             "another namespace",
         ),
-        ("G06", |c| c.ports[1].port.gids.slots = 0, Unknown, "size"),
+        ("G06", |c| c.ports[1].port.gids.size = 0, Unknown, "size"),
     ]);
 }
 
@@ -280,15 +280,19 @@ fn ports_of_other_pools_may_have_another_mtu() {
     assert_eq!((verdicts("rdma/rails"), verdicts("rdma/storage")), (3, 0));
 }
 
-const GEN4_X16: Lanes = Lanes {
-    mega_transfers: 16_000,
-    width: 16,
-};
-
 /// The first NIC with an RDMA device.
 fn nic(context: &mut Context) -> &mut Nic {
     let mut nics = context.snapshot.machine.nics.iter_mut();
-    nics.find(|nic| !nic.rdma_devices.is_empty()).unwrap()
+    nics.find(|nic| !nic.hca.rdma_devices.is_empty()).unwrap()
+}
+
+/// Speed and width of the first NIC's PCIe link: `current` or `max`.
+fn set_link(context: &mut Context, which: &str, speed: &str, width: &str) {
+    let address = nic(context).place.address;
+    let directory = context.pci(address);
+    for (what, value) in [("speed", speed), ("width", width)] {
+        fs::write(directory.join(format!("{which}_link_{what}")), value).unwrap();
+    }
 }
 
 /// A NIC with a Data Direct function; its IOMMU group and that of all GPUs.
@@ -374,30 +378,23 @@ fn what_is_wrong_with_pcie_is_found() {
     each_is_judged(&[
         (
             "P01",
-            |c| {
-                nic(c).link.current = Some(Lanes {
-                    width: 8,
-                    ..GEN4_X16
-                })
-            },
+            |c| set_link(c, "current", "16.0 GT/s PCIe", "8"),
             Fail,
             "the link carries 126 Gb/s, the ports 400",
         ),
         (
             "P01",
             |c| {
-                let lanes = Some(GEN4_X16);
-                nic(c).link = PcieLink {
-                    current: lanes,
-                    most: lanes,
-                };
+                for which in ["current", "max"] {
+                    set_link(c, which, "16.0 GT/s PCIe", "16");
+                }
             },
             Warn,
             "the link carries 252 Gb/s",
         ),
         (
             "P01",
-            |c| nic(c).link = PcieLink::default(),
+            |c| set_link(c, "current", "Unknown", "0"),
             Unknown,
             "does not show the link",
         ),

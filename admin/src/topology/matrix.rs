@@ -3,12 +3,14 @@
 
 use std::fmt::Write;
 
+use hca::Hca;
 use hca::port::LinkLayer;
-use hca::topology::{Class, Gpu, Lanes, Nic, PciLocation, PcieLink};
+use hca::topology::{Class, Gpu, Nic, PciLocation};
 use node::table::cell;
 
 use super::view::View;
 use crate::output::{optional, table};
+use crate::pcie_link::{Lanes, PcieLink};
 
 /// What the classes mean, nearest first.
 const LEGEND: [(Class, &str); 6] = [
@@ -85,7 +87,7 @@ fn gpus(view: &View) -> String {
             format!("GPU{}", gpu.ordinal),
             gpu.place.address.to_string(),
             gpu.title() + without,
-            link(gpu.link),
+            link(view.link(&gpu.place)),
             format!("{class} {near}"),
             pods(&view.holders.gpu(gpu)),
         ]
@@ -96,18 +98,19 @@ fn gpus(view: &View) -> String {
 
 fn nics(view: &View) -> String {
     let row = |(index, nic): (usize, &Nic)| {
-        let netdevs = match nic.elsewhere {
+        let hca = &nic.hca;
+        let netdevs = match hca.elsewhere {
             true => "in a pod".to_owned(),
-            false => nic.netdevs.join(","),
+            false => hca.netdev_names().collect::<Vec<_>>().join(","),
         };
         vec![
             format!("NIC{index}"),
-            cell(&nic.rdma_devices.join(",")),
+            cell(&hca.rdma_names().join(",")),
             cell(&netdevs),
-            nic.hca.to_string(),
-            link_layer(nic.link_layer).to_owned(),
-            rate(nic),
-            link(nic.link),
+            hca.id.to_string(),
+            link_layer(hca.link_layer()).to_owned(),
+            rate(hca),
+            link(view.link(&nic.place)),
             optional(nic.rail.as_ref().map(|rail| rail.number)),
             pods(&view.holders.nic(nic)),
         ]
@@ -134,10 +137,10 @@ fn link_layer(layer: LinkLayer) -> &'static str {
 }
 
 /// Rate of the active ports together.
-fn rate(nic: &Nic) -> String {
-    match nic.rate_mbps {
+fn rate(hca: &Hca) -> String {
+    match hca.rate_mbps() {
         Some(mbps) => format!("{} Gb/s", mbps / 1000),
-        None if nic.elsewhere => "-".to_owned(),
+        None if hca.elsewhere => "-".to_owned(),
         None => "down".to_owned(),
     }
 }
@@ -172,10 +175,7 @@ mod tests {
             hca::topology::gpu::read(&tree.host()).unwrap(),
         )
         .unwrap();
-        View {
-            machine,
-            ..View::default()
-        }
+        View::of(&tree.host(), machine)
     }
 
     fn lines(text: &str) -> Vec<String> {
@@ -226,6 +226,13 @@ mod tests {
                 assert!(line.chars().count() <= 80, "{line}");
             }
         }
+    }
+
+    #[test]
+    fn a_hypervisor_that_hides_the_switches_is_noted() {
+        let notes = |lay: fn(&Tree)| view(lay).notes().join(" ");
+        assert!(notes(machine::nd_h100).contains("the hypervisor hides the switches"));
+        assert!(!notes(machine::a4).contains("hypervisor"));
     }
 
     #[test]

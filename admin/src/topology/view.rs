@@ -1,18 +1,24 @@
 //! What is shown of a node's topology: the machine, the pods that hold its devices, and
 //! remarks.
 
+use std::collections::BTreeMap;
+
 use hca::topology::{Distance, Gpu, Machine, Nic, PciLocation};
+use hca::{Host, PciAddress};
 use serde_json::{Value, json};
 
 use crate::alignment::misaligned;
 use crate::documents::put;
 use crate::holders::Holders;
+use crate::pcie_link::PcieLink;
 
 /// All that the faces show.
 #[derive(Debug, Default)]
 pub(super) struct View {
     /// GPUs, NICs, NUMA nodes.
     pub machine: Machine,
+    /// PCIe links of GPUs and NICs.
+    pub links: BTreeMap<PciAddress, PcieLink>,
     /// Which pod has which GPU and NIC; empty if the kubelet was not asked.
     pub holders: Holders,
     /// Further remarks, such as why the kubelet did not answer.
@@ -20,11 +26,29 @@ pub(super) struct View {
 }
 
 impl View {
+    /// A machine, with the links of its devices.
+    pub(super) fn of(host: &Host, machine: Machine) -> Self {
+        let gpus = machine.gpus.iter().map(|gpu| gpu.place.address);
+        let nics = machine.nics.iter().map(|nic| nic.place.address);
+        let link = |address| (address, PcieLink::read(host, address));
+        Self {
+            links: gpus.chain(nics).map(link).collect(),
+            machine,
+            ..Self::default()
+        }
+    }
+
+    /// The PCIe link of the function at a place.
+    pub(super) fn link(&self, place: &PciLocation) -> PcieLink {
+        let link = self.links.get(&place.address);
+        link.copied().unwrap_or_default()
+    }
+
     /// What a person should know about this node, one sentence each.
     pub(super) fn notes(&self) -> Vec<String> {
         let machine = &self.machine;
         let mut notes = Vec::new();
-        if machine.hides_switches() {
+        if hides_switches(machine) {
             let note = "each device has a root complex of its own: the hypervisor hides the \
                         switches. topology.ncclTopology of the pools names a file that describes them, \
                         for late binding";
@@ -79,14 +103,27 @@ impl View {
         let nics: Vec<&PciLocation> = machine.nics.iter().map(|nic| &nic.place).collect();
         let gpu = |gpu: &Gpu| {
             let mut entry = json!(gpu);
+            put(&mut entry, "link", json!(self.link(&gpu.place)));
             put(&mut entry, "nearestNics", json!(self.nearest(&gpu.place)));
             put(&mut entry, "pod", json!(self.holders.gpu(gpu)));
             entry
         };
         let nic = |nic: &Nic| {
-            let mut entry = json!(nic);
-            put(&mut entry, "pod", json!(self.holders.nic(nic)));
-            entry
+            let hca = &nic.hca;
+            json!({
+                "hca": hca.id,
+                "place": nic.place,
+                "physical": nic.physical(),
+                "card": (!nic.is_slice()).then_some(nic.place.address.card()),
+                "rdmaDevices": hca.rdma_names(),
+                "elsewhere": hca.elsewhere,
+                "netdevs": hca.netdev_names().collect::<Vec<_>>(),
+                "linkLayer": hca.link_layer(),
+                "rateMbps": hca.rate_mbps(),
+                "link": self.link(&nic.place),
+                "rail": nic.rail,
+                "pod": self.holders.nic(nic),
+            })
         };
         json!({
             "gpus": machine.gpus.iter().map(gpu).collect::<Vec<_>>(),
@@ -127,4 +164,16 @@ impl View {
         };
         rows.iter().map(row).collect()
     }
+}
+
+/// True if each function has a root complex of its own, as hypervisors present passed-through devices: the
+/// tree then shows nothing about switches, and an override is worth having.
+fn hides_switches(machine: &Machine) -> bool {
+    let gpus = machine.gpus.iter().map(|gpu| &gpu.place);
+    let nics = machine.nics.iter().map(|nic| &nic.place);
+    let places: Vec<&PciLocation> = gpus.chain(nics).collect();
+    let alone = |place: &&PciLocation| {
+        place.chain.len() == 1 && places.iter().filter(|p| p.root == place.root).count() == 1
+    };
+    machine.gpus.len() > 1 && !machine.nics.is_empty() && places.iter().all(alone)
 }

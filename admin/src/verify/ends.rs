@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Writes one line for each fact. Read errors are usual: an empty slot of a GID table, and the
+/// Writes one line for each fact. Read errors are usual: an empty entry of a GID table, and the
 /// attributes of GIDs that belong to another network namespace.
 pub(super) const PROBE: &str = r#"
 get() { v=; { read -r v <"$1"; } 2>/dev/null; }

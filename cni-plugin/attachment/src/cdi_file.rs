@@ -53,8 +53,13 @@ fn begins_with(name: &str, prefix: &str) -> bool {
         && name.bytes().all(fits)
 }
 
+/// Whether a name is that of a pool's file.
+pub fn is_of_pool(name: &str) -> bool {
+    begins_with(name, POOL_PREFIX)
+}
+
 fn is_ours(name: &str) -> bool {
-    is_name(name) || begins_with(name, POOL_PREFIX)
+    is_name(name) || is_of_pool(name)
 }
 
 impl CdiDirectory {
@@ -102,7 +107,7 @@ impl CdiDirectory {
     }
 
     /// A path that leads to the open directory, whatever has its name now.
-    fn below(&self, name: &str) -> PathBuf {
+    pub fn below(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.open.as_raw_fd())).join(name)
     }
 

@@ -14,6 +14,7 @@
 //! - [`detach`]: undoing an attachment, however far it got;
 //! - [`reclaim`]: which attachments ended without a DEL;
 //! - [`listing`]: what the node's pods have of it, for people;
+//! - [`node_files`]: journal and leases of a node, for people;
 //! - [`log`]: what the administrator should know;
 //! - [`error`]: why any of this failed, as it is reported to the runtime.
 
@@ -28,6 +29,7 @@ pub mod listing;
 pub mod log;
 pub mod netdev;
 pub mod node;
+pub mod node_files;
 pub mod part;
 pub mod rdma;
 pub mod reclaim;

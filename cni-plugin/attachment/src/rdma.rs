@@ -375,6 +375,7 @@ mod tests {
                 name: "uverbs0".into(),
                 path: "/dev/null".into(),
                 number: "231:192".parse().unwrap(),
+                port: None,
             };
             (owner.to_owned(), node)
         };

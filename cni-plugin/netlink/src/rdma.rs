@@ -26,8 +26,8 @@ const PID: u16 = 28;
 const NET_NS_FD: u16 = 68;
 const CHARDEV_TYPE: u16 = 69;
 const CHARDEV_NAME: u16 = 70;
-const CONTEXTS: u16 = 84;
-const CONTEXT: u16 = 85;
+const CONTEXTS: u16 = 86;
+const CONTEXT: u16 = 87;
 
 /// A device, as netlink reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,6 +202,8 @@ mod tests {
          050054000000000009004300726f636500000000";
     const UVERBS: &str = "080049000e0000000c004800c3e70000000000000c0047000200000000\
          0000000c0046007576657262733300";
+    const CONTEXTS_OF_DEVICE: &str = "08000100000000000b0002006d6c78355f300000180056001400570008\
+         0040000000000008001c00a8000000";
 
     #[test]
     fn a_device_is_read_from_a_kernels_answer() {
@@ -221,18 +223,12 @@ mod tests {
 
     #[test]
     fn processes_are_read_from_the_contexts_of_a_device() {
-        let context = |id: u32| Raw::default().with(64, &id.to_ne_bytes());
-        let of = |pid: u32, id: u32| context(id).with(PID, &pid.to_ne_bytes());
+        assert_eq!(processes(&bytes(CONTEXTS_OF_DEVICE)), [168]);
         // One of a process that the reader's namespace does not have.
-        let all = [of(4711, 1), context(2), of(12, 3)];
-        let all = all
-            .iter()
-            .fold(Raw::default(), |all, one| all.nest(CONTEXT, one));
-        let answer = Raw::default()
-            .with(DEV_INDEX, &3_u32.to_ne_bytes())
-            .with(DEV_NAME, b"mlx5_3\0")
-            .nest(CONTEXTS, &all);
-        assert_eq!(processes(answer.as_bytes()), [4711, 12]);
+        let hidden = Raw::default().with(64, &1_u32.to_ne_bytes());
+        let hidden = Raw::default().nest(CONTEXT, &hidden);
+        let answer = Raw::default().nest(CONTEXTS, &hidden);
+        assert_eq!(processes(answer.as_bytes()), [0_u32; 0]);
     }
 
     #[test]

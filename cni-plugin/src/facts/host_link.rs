@@ -119,12 +119,13 @@ impl HostLink {
     ) -> Result<HostLink, Error> {
         use InfoKind::{IpVlan, IpVtap, MacVlan, MacVtap};
         let shown = link.name.to_string();
-        let RdmaHardware { ports: rdma, hcas } = match lookup::hardware_of_netdev(roots, &shown) {
+        let RdmaHardware { ports, hcas } = match lookup::hardware_of_netdev(roots, &shown) {
             Ok(hardware) => hardware,
             // Not in this sysfs: a netdev that sysfs does not show has no RDMA device there either.
             Err(e) if e.is_missing() => RdmaHardware::default(),
             Err(e) => return Err(unreadable(&e)),
         };
+        let rdma: Vec<PortId> = ports.into_iter().collect();
         let mode = match rdma.as_slice() {
             [] => None,
             _ => hca::netns_mode(roots).map_err(|e| unreadable(&e))?,

@@ -80,7 +80,7 @@ pub(super) fn read(
             netdevs.push(read_named(node, netdev, network)?);
         }
         devices.push(RdmaTarget {
-            hca: HcaId::of(&device).ok(),
+            hca: HcaId::of(&device),
             device,
             netdevs,
         });

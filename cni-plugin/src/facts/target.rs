@@ -104,7 +104,7 @@ pub(super) fn names_no_hca(unit: &UnitHcas, remedy: &str) -> Error {
 /// That sysfs could not be read.
 pub(crate) fn unreadable(error: &hca::Error) -> Error {
     let code = match error {
-        hca::Error::Missing { .. } | hca::Error::BadName { .. } => Code::InvalidConfig,
+        hca::Error::Missing { .. } => Code::InvalidConfig,
         _ => Code::Io,
     };
     Error::new(code, error)

@@ -1,4 +1,4 @@
-//! Binds slots for the CNI plugin and for the kubelet: reads, decides ([`super::plan`]), acts.
+//! Binds slots for the CNI plugin and for the kubelet: reads, decides ([`pools::binding::plan`]), acts.
 //!
 //! ```text
 //!   free ── bind ──▶ bound ── commit: the journal has the move ──▶ attached ◀── commit ──┐
@@ -16,26 +16,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::commit::{Commit, commit};
-use super::gpus::{self, Gpus, PodGpus};
-use super::plan::{BindPlan, NotBound, belongs, bind_plan, kept, late_pool, requests};
-use super::slot_specification::{file_name, remove_file};
-use super::state::{Asker, Lacking, State, World, binding_state};
-use super::store::{Binding, Bindings, ServedGpu, Stage, Store};
-use crate::config::TopologyConfig;
+use super::slot_files::remove_file;
+use super::store::Store;
+use super::world;
 use crate::events::{Trigger, Triggers};
-use crate::kubelet::checkpoint;
-use crate::kubelet::holdings::Holdings;
-use crate::nccl;
 use crate::node_paths::NodePaths;
 use crate::node_socket::pods::Pods;
-use crate::rails::by_policy;
 use crate::reader::{Reader, Readers};
 use crate::report::Report;
+use hca::Host;
 use hca::topology::Machine;
 use node_wire::{
     BIND_TIMEOUT, BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, Failure, FailureKind,
     Pod, PodUnits, UnbindQuestion, Unbound,
 };
+use pools::binding::plan::{BindPlan, NotBound, belongs, bind_plan, kept, late_pool, requests};
+use pools::binding::record::{Binding, Bindings, ServedGpu, Stage};
+use pools::binding::state::{Asker, Lacking, State, World, binding_state};
+use pools::checkpoint;
+use pools::config::TopologyConfig;
+use pools::deliver::slot::file_name;
+use pools::gpus::{self, Gpus, PodGpus};
+use pools::holdings::Holdings;
+use pools::nccl;
+use pools::rails::by_policy;
 use tokio::sync::{Notify, watch};
 use tokio::time::{timeout, timeout_at};
 
@@ -135,7 +139,7 @@ impl Binder {
         move || {
             let bindings = store.load().map_err(unavailable)?;
             let lacking = lock(&lacking).clone();
-            World::read(&paths, bindings, held, lacking, asker).map_err(unavailable)
+            world::read(&paths, bindings, held, lacking, asker).map_err(unavailable)
         }
     }
 
@@ -166,10 +170,11 @@ impl Binder {
         asked: Instant,
     ) -> Result<Bound, NotBound> {
         let report = self.report();
+        let snapshots = report.snapshots();
         for unit in needed {
-            belongs(pod, unit, units, &report)?;
+            belongs(pod, unit, units, &snapshots)?;
         }
-        let pools = requests(units, &report);
+        let pools = requests(units, &snapshots);
         let slots = pools.iter().flat_map(|pool| pool.slots().cloned());
         let asker = Asker {
             pod: pod.clone(),
@@ -194,7 +199,7 @@ impl Binder {
         let transaction = move || -> Result<(Vec<Binding>, Vec<String>), NotBound> {
             is_awaited(&lock(&unbound), asker.sandbox.as_deref(), asked)?;
             // An HCA may have left the pool meanwhile.
-            let pools = requests(&all_units, &reports.borrow().clone());
+            let pools = requests(&all_units, &reports.borrow().snapshots());
             let plan = bind_plan(&asker, &pools, placed.as_ref(), &read()?)?;
             apply(&store, &paths, &plan)?;
             Ok(([plan.keep, plan.adopt, plan.create].concat(), plan.warnings))
@@ -254,10 +259,7 @@ impl Binder {
             }
         }
         let host = self.paths.host.clone();
-        let read = move || match gpus::read(&host) {
-            Ok(gpus) => Ok(Arc::new(gpus)),
-            Err(error) => Err(error.to_string()),
-        };
+        let read = move || read_gpus(&host);
         let cannot = |why: String| {
             Failure::new(
                 FailureKind::CannotBind,
@@ -277,6 +279,19 @@ impl Binder {
         Ok((resolve(gpus.clone()).await?, gpus))
     }
 
+    /// The GPUs that were read last; they are read for the next round if there are none. None without a pool
+    /// that needs them.
+    pub(super) fn known_gpus(&self) -> Option<Arc<Gpus>> {
+        let snapshots = self.report().snapshots();
+        snapshots.iter().find(|one| one.late().is_some())?;
+        let known = self.gpus.last().and_then(|last| last.value.ok());
+        if known.is_none() {
+            let host = self.paths.host.clone();
+            self.gpus.start(move || read_gpus(&host));
+        }
+        known
+    }
+
     /// The GPUs of a pod, and the machine with all GPUs where the administrator says they are.
     async fn placed(
         &self,
@@ -285,11 +300,8 @@ impl Binder {
         report: &Report,
     ) -> Result<(PodGpus, Machine), Failure> {
         let (of_pod, gpus) = self.gpus_of(pod, units, report).await?;
-        let snapshots = report
-            .pools
-            .iter()
-            .filter_map(|pool| pool.snapshot.as_ref());
-        let late = snapshots.clone().find(|one| one.late().is_some());
+        let snapshots = report.snapshots();
+        let late = snapshots.iter().find(|one| one.late().is_some());
         let read = late.map(|snapshot| snapshot.machine().clone());
         let machine = gpus.in_machine(&read.unwrap_or_default());
         let (paths, topology) = (self.paths.clone(), report.topology.clone());
@@ -366,7 +378,7 @@ impl Binder {
         let store = self.store.clone();
         let bindings = self.blocking(move || store.load()).await?;
         let bindings = bindings.map_err(unavailable)?;
-        let late = late_pool(resource, &self.report());
+        let late = late_pool(resource, &self.report().snapshots());
         let may_bind = late.is_some_and(|(_, late)| late.bind_at_start);
         let is_unbound = |id: &&String| match bindings.newest(&pod, id).map(|one| one.stage) {
             // Other slots of the pod have attachments, this one has none.
@@ -436,6 +448,13 @@ impl Binder {
                 written => return written,
             }
         }
+    }
+}
+
+fn read_gpus(host: &Host) -> Result<Arc<Gpus>, String> {
+    match gpus::read(host) {
+        Ok(gpus) => Ok(Arc::new(gpus)),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -512,7 +531,7 @@ fn detach(store: &Store, paths: &NodePaths, one: &Binding) -> Result<(), Failure
 }
 
 /// Puts GPUs and NICs where the administrator says, and NICs on the rails of the node's policy.
-fn placed(
+pub(super) fn placed(
     mut machine: Machine,
     topology: &TopologyConfig,
     paths: &NodePaths,
@@ -521,7 +540,7 @@ fn placed(
         let places = nccl::read(file).map_err(|error| format!("{error:#}"))?;
         machine.place(&places);
     }
-    by_policy(&mut machine, &paths.host, &paths.node.policy)?;
+    by_policy(&mut machine, &paths.node.policy)?;
     Ok(machine)
 }
 

@@ -10,14 +10,16 @@ use node_wire::{Committed, Failure, FailureKind, Pod};
 
 use super::binder::unavailable;
 use super::containers;
-use super::plan::late_pool;
-use super::slot_specification;
-use super::store::{Binding, Stage, Store};
-use crate::config::NodeRule;
-use crate::device_nodes::HcaDevices;
+use super::slot_files;
+use super::store::Store;
 use crate::node_paths::NodePaths;
 use crate::report::Report;
-use crate::snapshot::{Member, UnhealthyReason};
+use pools::binding::plan::late_pool;
+use pools::binding::record::{Binding, Stage};
+use pools::config::NodeRule;
+use pools::deliver::slot;
+use pools::device_nodes::HcaDevices;
+use pools::snapshot::{Member, UnhealthyReason};
 
 /// Slots of a pod whose devices are in place.
 #[derive(Debug, Clone)]
@@ -83,7 +85,7 @@ pub(super) fn commit(
         if bindings.all.get(&one.hca) != Some(one) {
             store.put(one).map_err(unavailable)?;
         }
-        let name = slot_specification::write(&directory, one, &text);
+        let name = slot_files::write(&directory, one, &text);
         cdi_files.push(name.map_err(unavailable)?);
     }
     Ok(Committed { cdi_files })
@@ -100,7 +102,7 @@ fn text(
         let what = format!("give {} to a container as {}: {why}", one.hca, one.unit);
         Failure::new(FailureKind::CannotBind, what)
     };
-    let Some((snapshot, _)) = late_pool(&one.resource, report) else {
+    let Some((snapshot, _)) = late_pool(&one.resource, &report.snapshots()) else {
         let resource = &one.resource;
         let why = format!("{resource} is not a pool with binding late of this node any more");
         return Err(cannot(why));
@@ -132,7 +134,7 @@ fn text(
         .into_iter()
         .filter_map(|one| member(one).ok())
         .collect();
-    Ok(slot_specification::text(
+    Ok(slot::text(
         &one.unit,
         snapshot.pool(),
         &own,
@@ -164,7 +166,7 @@ fn with_devices(known: &Member, devices: &HcaDevices, rule: &NodeRule) -> Result
         health,
         ..known.clone()
     };
-    match slot_specification::obstacle(&member) {
+    match slot::obstacle(&member) {
         Some(why) => Err(why),
         None => Ok(member),
     }

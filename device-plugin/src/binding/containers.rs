@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use pools::binding::state::Processes;
 use tokio::sync::Notify;
 
 /// How far below the top a pod's cgroup is at most: kind has two levels above the kubelet's three.
@@ -21,17 +22,6 @@ const DEPTH: u32 = 4;
 const V1_HIERARCHIES: [&str; 3] = ["pids", "memory", "systemd"];
 /// Cgroups below a pod's that are looked at (version 1); beyond that it counts as running.
 const MAX_CGROUPS: usize = 1000;
-
-/// The processes of a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Processes {
-    /// There are some.
-    Running,
-    /// There are none: all have ended, or none has started.
-    Ended,
-    /// The pod's cgroup was never found.
-    Unknown,
-}
 
 /// The cgroup of the pod with this UID, as a path below `root`.
 pub(crate) fn find(root: &Path, uid: &str) -> Option<PathBuf> {

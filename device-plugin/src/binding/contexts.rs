@@ -1,5 +1,5 @@
 //! Processes of pods that have a verbs context of an HCA: RDMA netlink names them, where sysfs shows
-//! nothing (`rdma resource show context`).
+//! nothing (`rdma resource show ctx`).
 //!
 //! A process in D state outlives its pod for the kubelet, and keeps the HCA. Processes of the host's own
 //! services are left alone. The kernel names a process only to a reader whose PID namespace has it.
@@ -12,8 +12,8 @@ use hca::{HcaId, Host};
 use netlink::{Socket, rdma};
 
 use super::containers::pod_uid;
-use super::store::Bindings;
-use crate::host_snapshot::is_in_host_network;
+use pools::binding::record::Bindings;
+use pools::host_snapshot::is_in_host_network;
 
 /// A process of a pod and the HCA that it has a verbs context of.
 #[derive(Debug, Clone, PartialEq, Eq)]

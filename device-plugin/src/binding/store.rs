@@ -12,176 +12,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::words::word;
 use attachment::journal::Lock;
 use hca::HcaId;
-use node_wire::Pod;
-use node_wire::status::BindingStatus;
-pub(crate) use node_wire::status::ServedGpu;
-use serde::{Deserialize, Serialize};
+use pools::binding::record::{Binding, Bindings, Since, VERSION};
 use tokio::sync::watch;
 
 /// The directory below that of the node's sockets.
 pub(crate) const DIRECTORY: &str = "bindings";
 /// How long a question waits for another daemon to end.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
-/// The version of the files.
-const VERSION: u32 = 1;
 /// A binding has some hundred bytes, and some more for each GPU.
 const MAX_BYTES: u64 = 1 << 20;
-
-/// An HCA and the slot that it is bound to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Binding {
-    /// The version of the file.
-    pub version: u32,
-    /// The HCA.
-    pub hca: HcaId,
-    /// The slot.
-    pub unit: String,
-    /// The resource that the slot is of.
-    pub resource: String,
-    /// Name of the container that asked for it.
-    pub container: String,
-    /// The pod.
-    pub pod: Pod,
-    /// The sandbox that it was bound for; none where the pod has no network attachment.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sandbox: Option<String>,
-    /// How far it is.
-    pub stage: Stage,
-    /// Seconds since 1970 when it was bound, or later: see [`Bindings::next_created`].
-    pub created: u64,
-    /// The HCA's rail.
-    pub rail: u32,
-    /// The GPUs that it serves.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gpus: Vec<ServedGpu>,
-    /// The index of its interface's GID, once it is attached and as far as it is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gid_index: Option<u32>,
-    /// The pod's cgroup below that of the node, once it was found.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cgroup: Option<PathBuf>,
-    /// Since when this process knows it: what the kubelet said before is not about it.
-    #[serde(skip)]
-    pub since: Since,
-}
-
-/// A moment that makes no difference between two bindings.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Since(pub Instant);
-
-impl Default for Since {
-    fn default() -> Self {
-        Self(Instant::now())
-    }
-}
-
-impl PartialEq for Since {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Since {}
-
-/// How far a binding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) enum Stage {
-    /// Decided.
-    Bound,
-    /// The CNI plugin has moved the devices, and its journal says so.
-    Attached,
-    /// The CNI plugin has returned the devices. The pod may still run, and have the device nodes.
-    Detached,
-    /// The first container of a pod without network attachment has started.
-    Started,
-}
-
-impl Binding {
-    /// A binding, not yet on disk.
-    pub(crate) fn new(hca: &HcaId, unit: &str, pod: &Pod, sandbox: Option<&str>) -> Self {
-        Self {
-            version: VERSION,
-            hca: hca.clone(),
-            unit: unit.to_owned(),
-            resource: String::new(),
-            container: String::new(),
-            pod: pod.clone(),
-            sandbox: sandbox.map(str::to_owned),
-            stage: Stage::Bound,
-            created: attachment::node::now(),
-            rail: 0,
-            gpus: Vec::new(),
-            gid_index: None,
-            cgroup: None,
-            since: Since::default(),
-        }
-    }
-
-    /// As the daemon answers it; `ended`: why the pod does not have the slot any more.
-    pub(crate) fn status(&self, ended: Option<&str>) -> BindingStatus {
-        BindingStatus {
-            resource: self.resource.clone(),
-            unit: self.unit.clone(),
-            hca: self.hca.to_string(),
-            pod: self.pod.clone(),
-            container: self.container.clone(),
-            stage: word(&self.stage),
-            rail: self.rail,
-            gpus: self.gpus.clone(),
-            ended: ended.map(str::to_owned),
-        }
-    }
-
-    /// Whether it is this pod's: the same UID where both are known.
-    pub(crate) fn is_of(&self, pod: &Pod) -> bool {
-        let same_uid = match (&self.pod.uid, &pod.uid) {
-            (Some(own), Some(other)) => own == other,
-            _ => true,
-        };
-        same_uid && self.pod.namespace == pod.namespace && self.pod.name == pod.name
-    }
-}
-
-/// What is on disk.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Bindings {
-    /// Bindings by HCA.
-    pub all: BTreeMap<HcaId, Binding>,
-    /// HCAs whose file cannot be read, and why. They are bound to somebody.
-    pub unreadable: BTreeMap<HcaId, String>,
-    /// HCAs that nobody has, and that a process of an ended pod still uses.
-    pub in_use: BTreeMap<HcaId, String>,
-    /// Why the pods of bindings do not have their slots any more, as far as that was found out.
-    pub ended: BTreeMap<HcaId, &'static str>,
-}
-
-impl Bindings {
-    /// Whether an HCA is bound, to whomever.
-    pub(crate) fn has(&self, hca: &HcaId) -> bool {
-        self.all.contains_key(hca) || self.unreadable.contains_key(hca)
-    }
-
-    /// The newest binding of a pod's slot.
-    pub(crate) fn newest(&self, pod: &Pod, unit: &str) -> Option<&Binding> {
-        let of_slot = self.all.values().filter(|one| one.unit == unit);
-        of_slot
-            .filter(|one| one.is_of(pod))
-            .max_by_key(|one| one.created)
-    }
-
-    /// When a binding of a slot is created: `now`, but after all others of the slot, because the newest
-    /// one counts and the clock may have been set back.
-    pub(crate) fn next_created(&self, unit: &str, now: u64) -> u64 {
-        let of_unit = self.all.values().filter(|one| one.unit == unit);
-        let next = of_unit.map(|one| one.created.saturating_add(1));
-        next.fold(now, u64::max)
-    }
-}
 
 /// The bindings of a node.
 #[derive(Debug, Clone)]
@@ -312,12 +153,13 @@ impl Store {
         let directory = self.files.directory.display();
         let read = self.files.read();
         let mut read = read.map_err(|error| format!("list {directory}: {error}"))?;
-        if let Some(known) = self.all.borrow().as_deref() {
-            read.in_use.clone_from(&known.in_use);
-            read.ended.clone_from(&known.ended);
-            for (hca, one) in &mut read.all {
-                one.since = known.all.get(hca).map_or(one.since, |known| known.since);
-            }
+        let known = self.all.borrow().clone().unwrap_or_default();
+        read.in_use.clone_from(&known.in_use);
+        read.ended.clone_from(&known.ended);
+        read.free_aligned.clone_from(&known.free_aligned);
+        for (hca, one) in &mut read.all {
+            let now = Since(Some(Instant::now()));
+            one.since = known.all.get(hca).map_or(now, |known| known.since);
         }
         Ok(self.publish(read))
     }
@@ -351,7 +193,7 @@ impl Store {
         made.map_err(|error| format!("bind {}: {error}", binding.hca))?;
         if writer.is_none() {
             self.lock(&mut writer)?;
-            if *self.read()? != Bindings::default() {
+            if !self.read()?.is_empty() {
                 return Err("another daemon has bound HCAs in this moment; try again".to_owned());
             }
         }
@@ -385,10 +227,12 @@ impl Store {
         &self,
         ended: BTreeMap<HcaId, &'static str>,
         in_use: Option<BTreeMap<HcaId, String>>,
+        free_aligned: BTreeMap<String, usize>,
     ) {
         let _writer = self.writer();
         self.change(|all| {
             all.ended = ended;
+            all.free_aligned = free_aligned;
             all.in_use = in_use.unwrap_or(std::mem::take(&mut all.in_use));
         });
     }
@@ -396,6 +240,9 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use node_wire::Pod;
+    use pools::binding::record::Stage;
+
     use super::*;
 
     fn pod(uid: Option<&str>) -> Pod {
@@ -433,6 +280,19 @@ mod tests {
             assert_eq!(read(), Bindings::default());
             assert_eq!(*store.load().unwrap(), read());
         }
+    }
+
+    #[test]
+    fn what_rounds_note_does_not_look_like_another_daemons_binding() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::at(dir.path());
+        store.load().unwrap();
+        let one = binding("0000:3b:00.0", "x");
+        let in_use = BTreeMap::from([("0000:3b:00.1".parse().unwrap(), "process 7".into())]);
+        let free = BTreeMap::from([("rdma/nic".to_owned(), 2)]);
+        store.note(BTreeMap::new(), Some(in_use), free);
+        store.put(&one).unwrap();
+        assert_eq!(store.load().unwrap().all.len(), 1);
     }
 
     #[test]
@@ -481,38 +341,5 @@ mod tests {
         assert!(store.load().unwrap().has(&hca));
         fs::remove_file(directory.join("0000:3b:00.0")).unwrap();
         assert!(!store.load().unwrap().has(&hca));
-    }
-
-    #[test]
-    fn a_binding_is_newer_than_all_others_of_its_slot() {
-        let created = |hca: &str, unit: &str, created| Binding {
-            created,
-            ..binding(hca, unit)
-        };
-        let all = [
-            created("0000:3b:00.0", "x", 100),
-            created("0000:3b:00.1", "x", 200),
-            created("0000:3b:00.2", "y", 300),
-        ];
-        let bindings = Bindings {
-            all: all.map(|one| (one.hca.clone(), one)).into(),
-            ..Bindings::default()
-        };
-        for (unit, now, expected) in [
-            ("x", 1000, 1000),
-            // In the same second, and after the clock was set back.
-            ("x", 200, 201),
-            ("x", 50, 201),
-            ("z", 50, 50),
-        ] {
-            assert_eq!(bindings.next_created(unit, now), expected, "{unit} {now}");
-        }
-    }
-
-    #[test]
-    fn a_pod_of_the_same_name_with_another_uid_is_another_pod() {
-        let own = binding("0000:3b:00.0", "x");
-        assert!(own.is_of(&pod(Some("u1"))) && own.is_of(&pod(None)));
-        assert!(!own.is_of(&pod(Some("u2"))));
     }
 }

@@ -2,10 +2,6 @@
 //! manifests of the replaced plugins have them.
 
 use std::ffi::OsString;
-use std::net::IpAddr;
-use std::path::PathBuf;
-
-use clap::Args;
 
 /// Gives long flags their second dash, and `-v`, which asks the RDMA shared device plugin for its
 /// version, its full name. Everything behind `--` stays as it is.
@@ -29,57 +25,8 @@ pub(super) fn with_double_dashes(args: impl IntoIterator<Item = OsString>) -> Ve
         .collect()
 }
 
-/// Addresses of the node, by which its uplinks are known.
-#[derive(Debug, Clone, Args)]
-pub struct NodeAddresses {
-    /// The node's addresses: a netdev that has one is an uplink
-    #[arg(
-        long,
-        value_name = "ADDRESS,…",
-        env = "RDMA_NODE_ADDRESSES",
-        value_delimiter = ','
-    )]
-    pub node_addresses: Vec<IpAddr>,
-}
-
-/// Where the kubelet keeps things.
-#[derive(Debug, Clone, Args)]
-pub struct KubeletRoot {
-    /// The kubelet's --root-dir
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "RDMA_KUBELET_ROOT_DIR",
-        default_value = "/var/lib/kubelet"
-    )]
-    pub kubelet_root_dir: PathBuf,
-}
-
 /// The directory of the node's sockets.
 pub(super) const RUN_DIR: &str = "/run/rdma-netdev";
-/// The configuration files that are tried when none is named: ours, then the peers'.
-const CONFIG_FILES: [&str; 3] = [
-    "/etc/rdma-netdev/pools.json",
-    "/k8s-rdma-shared-dev-plugin/config.json",
-    "/etc/pcidp/config.json",
-];
-
-/// The file that is named, else the first that exists of the usual ones.
-pub fn config_file(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
-    let usual = || {
-        CONFIG_FILES
-            .iter()
-            .map(PathBuf::from)
-            .find(|path| path.exists())
-    };
-    named.or_else(usual).ok_or_else(|| {
-        anyhow::anyhow!(
-            "no configuration: --config-file is not given, and none of {} exists",
-            CONFIG_FILES.join(", ")
-        )
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,6 @@
 
 pub(crate) mod checkpoint;
 pub(crate) mod directory;
-pub(crate) mod holdings;
 mod promised;
 pub(crate) mod service;
 pub(crate) mod session;

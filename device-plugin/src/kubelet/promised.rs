@@ -12,9 +12,9 @@ use hca::chardev::{self, Node};
 use hca::{HcaId, Host, UnitId};
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 
-use crate::config::NodeClass;
-use crate::snapshot::{Member, Snapshot};
-use crate::words::word;
+use pools::config::NodeClass;
+use pools::snapshot::{Member, Snapshot};
+use pools::words::word;
 
 /// How many units an error names.
 const MAX_NAMED_UNITS: usize = 4;

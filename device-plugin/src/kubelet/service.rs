@@ -21,12 +21,13 @@ use tonic::{Request, Response, Status};
 
 use super::checkpoint::CheckpointReader;
 use super::promised::{self, Promise, Promises};
-use crate::allocate;
 use crate::binding::binder::Binder;
-use crate::config::{Delivery, PoolConfig, ResourceName, Sharing};
-use crate::deliver::device_info;
+use crate::binding::contexts;
 use crate::reader::{Reader, Readers};
-use crate::snapshot::Snapshot;
+use pools::allocate::{self, Refused};
+use pools::config::{Delivery, PoolConfig, ResourceName, Sharing};
+use pools::deliver::device_info;
+use pools::snapshot::Snapshot;
 
 /// How long the HCAs of a container may take to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
@@ -205,10 +206,13 @@ impl Plugin {
         let containers = request.container_requests.iter();
         let container_responses: Vec<_> = containers
             .map(|container| allocate::allocate(&snapshot, &container.devices_ids))
-            .collect::<Result<_, _>>()
-            .inspect_err(|refused: &Status| {
-                let error = refused.message();
-                tracing::warn!(resource = %self.resource, error, "allocation refused");
+            .collect::<Result<_, Refused>>()
+            .map_err(|refused| {
+                tracing::warn!(resource = %self.resource, error = %refused, "allocation refused");
+                match refused {
+                    Refused::NoSuchUnit { .. } => Status::invalid_argument(refused.to_string()),
+                    Refused::Unusable { .. } => Status::failed_precondition(refused.to_string()),
+                }
             })?;
         let containers = request.container_requests.into_iter();
         for (container, response) in containers.zip(&container_responses) {
@@ -269,6 +273,28 @@ impl Plugin {
             false => Err(format!("{why}, if the pool had the same HCAs then")),
         }
     }
+
+    /// The process of a pod that ended, which still uses an HCA of these units: a list of the kubelet frees
+    /// a unit while a process of its pod hangs. None where that is not known.
+    async fn user_of_another_pod(&self, ids: &[String]) -> Option<String> {
+        let snapshot = self.feed.borrow().clone()?;
+        if snapshot.pool().sharing.is_shared() {
+            return None;
+        }
+        let hcas = promised::named_hcas(ids, Some(&snapshot))?.into_iter();
+        let devices =
+            hcas.flat_map(|(hca, names)| names.into_iter().map(move |name| (name, hca.clone())));
+        let (host, devices) = (self.reads.host.clone(), devices.collect());
+        let used = self.reads.hcas.run(move || contexts::read(&host, &devices));
+        let used = used.await.ok().filter(|used| !used.is_empty())?;
+        let checkpoint = self.reads.checkpoint.read(None).await.ok()??;
+        let own = checkpoint.owners.uid(self.resource.as_str(), ids)?;
+        let other = used.into_iter().find(|one| one.pod != own)?;
+        Some(format!(
+            "{} of {} cannot be used: {other}",
+            other.hca, self.resource
+        ))
+    }
 }
 
 impl Service {
@@ -315,7 +341,7 @@ impl DevicePlugin for Service {
         let containers = request.get_ref().container_requests.iter();
         let container_responses = containers
             .map(|container| ContainerPreferredAllocationResponse {
-                device_i_ds: crate::prefer::prefer(
+                device_i_ds: pools::prefer::prefer(
                     &snapshot,
                     &container.available_device_i_ds,
                     &container.must_include_device_i_ds,
@@ -354,6 +380,10 @@ impl DevicePlugin for Service {
         if is_late && ids.iter().any(is_slot) {
             plugin.requests.start(resource, ids).await?;
             return Ok(Response::new(PreStartContainerResponse {}));
+        }
+        if let Some(why) = plugin.user_of_another_pod(&ids).await {
+            tracing::error!(%resource, why, "a container is not started");
+            return Err(Status::failed_precondition(why));
         }
         match plugin.difference(&ids).await {
             Ok(None) => {}

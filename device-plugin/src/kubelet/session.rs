@@ -30,7 +30,7 @@ use tonic::transport::{Endpoint, Server};
 
 use super::directory::{Contents, Directory, SocketId};
 use super::service::{Plugin, Service, State};
-use crate::config::ResourceName;
+use pools::config::ResourceName;
 
 /// What the names of all our sockets begin with.
 const SOCKET_PREFIX: &str = "rdma-";

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kubelet_api::client::{Held, PodDevices};
 use node_wire::{Allocation, ClaimedDevice, Failure, FailureKind, Pod, PodUnits};
 
-use crate::kubelet::checkpoint::Owners;
+use pools::checkpoint::Owners;
 
 /// What was read for a question.
 #[derive(Debug, Clone)]

@@ -22,10 +22,11 @@ use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{self, View};
-use crate::kubelet::checkpoint::{Checkpoint, CheckpointReader};
-use crate::kubelet::holdings::{AskedAt, Holdings};
+use crate::kubelet::checkpoint::CheckpointReader;
 use crate::node_paths::NodePaths;
 use crate::reader::Readers;
+use pools::checkpoint::Checkpoint;
+use pools::holdings::{AskedAt, Holdings};
 
 /// How long the kubelet may take to list its pods, and a question waits for that: less than its client
 /// waits for us, so that the client learns who was late.
@@ -40,8 +41,6 @@ const VIEW_LIFETIME: Duration = Duration::from_secs(2);
 const ASK_INTERVAL: Duration = Duration::from_secs(15);
 /// How long after it is wanted soon: the kubelet allocates a moment longer by the list before.
 const ASKED_INTERVAL: Duration = Duration::from_millis(1200);
-/// After this long what is known has been asked for since.
-pub(crate) const UP_TO_DATE_INTERVAL: Duration = Duration::from_secs(20);
 
 /// What came of asking once.
 #[derive(Debug)]
@@ -315,8 +314,8 @@ impl Caller {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ResourceName;
-    use crate::kubelet::checkpoint;
+    use pools::checkpoint;
+    use pools::config::ResourceName;
 
     #[tokio::test]
     async fn the_checkpoint_answers_while_the_kubelet_does_not() {

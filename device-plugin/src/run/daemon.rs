@@ -17,7 +17,7 @@ mod configuration;
 mod delivery;
 mod scans;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,26 +32,27 @@ use tokio::task::JoinSet;
 use tracing::Level;
 
 use super::settings::Settings;
-use crate::binding::store::Bindings;
-use crate::candidate::memory::Memory;
-use crate::config::Config;
-use crate::config::last_good::{Kept, REJECTED, Start};
-use crate::deliver::device_info;
 use crate::events::{Trigger, Triggers};
-use crate::host_snapshot::HostSnapshot;
-use crate::kubelet::holdings::Holdings;
+use crate::files::Files;
+use crate::last_good::{REJECTED, Start};
 use crate::links::Links;
 use crate::node_socket::NodeSocket;
-use crate::node_socket::pods::{self, Pods};
-use crate::plan::{History, Plan, World};
-use crate::reader::{Late, Reader, Readers};
+use crate::node_socket::pods::Pods;
+use crate::reader::{Reader, Readers};
 use crate::reclaim::Counts;
 use crate::remarks::Said;
 use crate::report::{Report, ScanCounts};
 use crate::scan::Scan;
 use crate::sessions::Sessions;
-use crate::state_files::StateFiles;
 use crate::watch::Watch;
+use hca::Late;
+use pools::binding::record::Bindings;
+use pools::config::Config;
+use pools::deliver::device_info;
+use pools::history::Memory;
+use pools::holdings::Holdings;
+use pools::host_snapshot::HostSnapshot;
+use pools::plan::{History, Plan, World};
 
 /// How often the loop turns at least, and looks for reads that hang.
 const PULSE_INTERVAL: Duration = Duration::from_secs(5);
@@ -66,6 +67,10 @@ pub(super) struct Inputs {
     pub(super) held: watch::Receiver<Option<Arc<Holdings>>>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
+    /// Device information of units that were allocated.
+    pub(super) allocated: mpsc::Receiver<device_info::Files>,
+    /// That which came last.
+    pub(super) files: device_info::Files,
     /// HCAs that were removed for good.
     pub(super) removed: mpsc::Receiver<HcaId>,
     /// The one that was named last.
@@ -82,6 +87,10 @@ impl Inputs {
             Ok(()) = self.held.changed() => Trigger::Pods,
             Ok(()) = self.found.changed() => Trigger::Child,
             Ok(()) = self.bindings.changed() => Trigger::Binding,
+            Some(files) = self.allocated.recv() => {
+                self.files = files;
+                Trigger::Allocated
+            }
             Some(hca) = self.removed.recv() => {
                 self.named = Some(hca);
                 Trigger::Forget
@@ -96,7 +105,6 @@ impl Inputs {
 enum Due {
     Pulse,
     LateScan,
-    Tidy,
     Plan,
     ScanOfPlan,
     Rescan,
@@ -118,21 +126,14 @@ struct LoopReaders {
     /// The reads that were logged as late.
     logged: Vec<Late>,
     configuration: Reader,
-    cdi: Reader,
-    leftovers: Reader,
     links: Reader,
 }
 
 impl LoopReaders {
-    fn new(all: Readers, settings: &Settings) -> Self {
+    fn new(all: Readers) -> Self {
         let file = |thread, what: &str| all.reader(thread, what, FILE_TIMEOUT);
         Self {
             configuration: file("configuration", "the configuration"),
-            cdi: file(
-                "cdi",
-                &format!("the work in {}", settings.paths.cdi_dir.display()),
-            ),
-            leftovers: file("tidy", "the removal of files that no pod uses"),
             links: file("links", "linkUp"),
             logged: Vec::new(),
             all,
@@ -147,7 +148,6 @@ struct ConfigFile {
     /// The file that was read last.
     read: Option<FileId>,
     watch: Watch,
-    kept: Kept,
     /// The text to keep as the last good one, if it is one.
     keep: Option<String>,
 }
@@ -193,16 +193,16 @@ pub(super) struct Daemon {
     watched: watch::Sender<BTreeSet<u32>>,
     node_watch: Watch,
     links: Links,
-    /// Files for the CNI plugin and the next daemon.
-    files: StateFiles,
+    /// Files for other programs and the next daemon.
+    files: Files,
+    /// Device information of units that were allocated a moment ago, by the names of files.
+    allocated: BTreeMap<String, (String, Instant)>,
     helpers: Helpers,
     inputs: Inputs,
     /// When the loop turns at the latest.
     pulse: Instant,
     /// When the host is scanned without an event.
     rescan: Option<Instant>,
-    /// When files that no pod uses are removed.
-    tidy: Option<Instant>,
     readers: LoopReaders,
     /// When the loop turned last.
     turned: watch::Sender<Instant>,
@@ -217,7 +217,7 @@ impl Daemon {
         mut sessions: Sessions,
         watched: watch::Sender<BTreeSet<u32>>,
         (inputs, helpers): (Inputs, Helpers),
-        files: StateFiles,
+        files: Files,
         memory: Memory,
     ) -> Self {
         let readers = helpers.readers.clone();
@@ -240,7 +240,6 @@ impl Daemon {
             state: state.clone(),
             read: FileId::of(&settings.config_file),
             watch: Watch::default(),
-            kept: Kept::in_directory(settings.state_dir.as_deref()),
             keep,
         };
         sessions.follow(&config);
@@ -248,7 +247,7 @@ impl Daemon {
         let node_socket = helpers.node_socket.clone();
         let report = Report::new(started, state, node_socket, readers.clone());
         let daemon = Self {
-            readers: LoopReaders::new(readers, &settings),
+            readers: LoopReaders::new(readers),
             settings,
             started,
             config,
@@ -266,11 +265,11 @@ impl Daemon {
             node_watch: Watch::default(),
             links: Links::default(),
             files,
+            allocated: BTreeMap::new(),
             helpers,
             inputs,
             pulse: started,
             rescan: None,
-            tidy: None,
             turned: watch::Sender::new(started),
             said: Said::default(),
             report: watch::Sender::new(Arc::new(report)),
@@ -326,8 +325,6 @@ impl Daemon {
                     let changed = self.watch_configuration(triggers).await;
                     if (asked_for || changed) && self.reload().await {
                         self.rescan = after(self.config.rescan);
-                        // Once it is known what pods held when it changed.
-                        self.tidy = after(Some(pods::UP_TO_DATE_INTERVAL));
                     }
                     self.want(trigger);
                 }
@@ -347,7 +344,6 @@ impl Daemon {
         let late = self.scans.current.as_ref().and_then(Scan::deadline);
         let times = [
             (late, Due::LateScan),
-            (self.tidy, Due::Tidy),
             (self.plan.due, Due::Plan),
             (self.plan.scan_due, Due::ScanOfPlan),
             (self.rescan, Due::Rescan),
@@ -365,17 +361,14 @@ impl Daemon {
             Due::Pulse => {
                 self.pulse = Instant::now() + PULSE_INTERVAL;
                 self.note_late_reads();
-                self.files.compare();
+                if self.compare_files() {
+                    return Some(Trigger::Files);
+                }
                 self.publish();
                 None
             }
             Due::LateScan => {
                 self.look_at_scan();
-                None
-            }
-            Due::Tidy => {
-                self.tidy = None;
-                self.tidy();
                 None
             }
             // Both are set anew by what follows.
@@ -397,13 +390,12 @@ impl Daemon {
     /// Takes in what is new, and returns why to decide anew, if so.
     async fn heard(&mut self, trigger: Trigger) -> Option<Trigger> {
         match trigger {
-            Trigger::Pods => {
-                self.tidy();
-                // What was too new to be removed is not any more by then.
-                let later = device_info::ALLOCATION_GRACE_PERIOD + pods::UP_TO_DATE_INTERVAL;
-                self.tidy = after(Some(later));
-                Some(trigger)
+            Trigger::Allocated => {
+                let files = std::mem::take(&mut self.inputs.files);
+                self.note_allocated(files);
+                None
             }
+            Trigger::Pods => Some(trigger),
             Trigger::Forget => {
                 self.history.memory.forget(&self.inputs.named.take()?);
                 Some(trigger)

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use node_server::http;
 
-use crate::config;
 use crate::node_paths::NodePaths;
+use pools::config;
 
 /// What the daemon is started with.
 #[derive(Debug, Clone)]

@@ -180,6 +180,22 @@ impl Hca {
             .collect()
     }
 
+    /// Link layer of its ports.
+    #[must_use]
+    pub fn link_layer(&self) -> LinkLayer {
+        let mut layers = self.ports().map(|(_, port)| port.link_layer);
+        let known = layers.find(|layer| *layer != LinkLayer::Unknown);
+        known.unwrap_or(LinkLayer::Unknown)
+    }
+
+    /// Rate of all its active ports together, in Mb/s; `None` while none is active.
+    #[must_use]
+    pub fn rate_mbps(&self) -> Option<u64> {
+        let active = self.ports().filter(|(_, port)| port.is_active());
+        let rates = active.filter_map(|(_, port)| Some(u64::from(port.rate.as_ref()?.mbps)));
+        Some(rates.sum()).filter(|rate| *rate > 0)
+    }
+
     /// The netdev of a port, where it is visible.
     #[must_use]
     pub fn netdev_of(&self, port: &Port) -> Option<&Netdev> {
@@ -257,8 +273,7 @@ impl Hca {
 /// An RDMA device as it was found, before it is known what it is part of.
 pub(super) struct Found {
     pub(super) device: RdmaDevice,
-    /// `None` for one on no bus.
-    pub(super) id: Result<HcaId, String>,
+    pub(super) id: Option<HcaId>,
     pub(super) elsewhere: bool,
     pub(super) fault: Option<String>,
 }
@@ -267,25 +282,31 @@ pub(super) struct Found {
 pub(super) fn group(found: Vec<Found>) -> (Vec<Hca>, Vec<Unusable>) {
     let mut names: BTreeMap<&HcaId, Vec<&str>> = BTreeMap::new();
     for one in &found {
-        if let Ok(id) = &one.id {
+        if let Some(id) = &one.id {
             names.entry(id).or_default().push(&one.device.name);
         }
     }
     let together = names.into_values();
-    let management: BTreeSet<String> = together.flat_map(|all| sub_device::among(&all)).collect();
+    let management: BTreeSet<String> = together
+        .flat_map(|all| sub_device::among(all.into_iter()))
+        .collect();
     let mut hcas: Vec<Hca> = Vec::new();
     let mut unusable = Vec::new();
     for one in found {
-        let id = match one.id {
-            Ok(id) => id,
-            Err(reason) => {
-                unusable.push(Unusable {
-                    device: one.device,
-                    elsewhere: one.elsewhere,
-                    reason: one.fault.unwrap_or(reason),
-                });
-                continue;
-            }
+        let Some(id) = one.id else {
+            let reason = match one.elsewhere {
+                true => {
+                    "it is in another network namespace and on no bus, so its identity cannot be \
+                     seen from here"
+                }
+                false => "it has neither a PCI function, nor an auxiliary device, nor a node GUID",
+            };
+            unusable.push(Unusable {
+                device: one.device,
+                elsewhere: one.elsewhere,
+                reason: one.fault.unwrap_or_else(|| reason.to_owned()),
+            });
+            continue;
         };
         let known = hcas.iter().position(|hca| hca.id == id);
         let at = known.unwrap_or_else(|| {
@@ -357,10 +378,9 @@ impl Inventory {
         };
         let of_ports = hca.rdma_devices.iter().flat_map(RdmaDevice::netdevs);
         let of_ports = of_ports.filter_map(|name| self.netdev(name));
-        let on_hardware = on_hardware
-            .into_iter()
-            .filter(|netdev| netdev.is_port_netdev());
-        let mut found: Vec<&Netdev> = on_hardware.chain(of_ports).collect();
+        let mut found = on_hardware;
+        found.retain(|netdev| netdev.is_port_netdev());
+        found.extend(of_ports);
         found.sort_by_key(|netdev| netdev.ifindex);
         found.dedup_by_key(|netdev| netdev.ifindex);
         found

@@ -47,7 +47,7 @@ pub(super) fn assign(rows: &[Vec<Edge>]) -> Vec<usize> {
                     .collect()
             })
             .collect();
-        best = hungarian(&costs);
+        best = cheapest(&costs);
         let possible = best
             .iter()
             .zip(rows)
@@ -59,83 +59,42 @@ pub(super) fn assign(rows: &[Vec<Edge>]) -> Vec<usize> {
     best
 }
 
-/// The Hungarian method with potentials, O(rows² · columns) (Kuhn 1955; Jonker and Volgenant
-/// 1987). Rows and columns are numbered from 1 inside, 0 standing for "none".
-fn hungarian(costs: &[Vec<i64>]) -> Vec<usize> {
+/// The columns whose costs have the least sum. Row after row takes the cheapest way to a free column; on
+/// it lie columns whose owners go one column further (successive shortest paths, by Bellman and Ford).
+fn cheapest(costs: &[Vec<i64>]) -> Vec<usize> {
     let columns = costs.first().map_or(0, Vec::len);
-    let at = |vector: &[i64], index: usize| vector.get(index).copied().unwrap_or_default();
-    let mut row_potential = vec![0_i64; costs.len() + 1];
-    let mut column_potential = vec![0_i64; columns + 1];
-    let mut row_of = vec![0_usize; columns + 1];
-    for row in 1..=costs.len() {
-        set(&mut row_of, 0, row);
-        let mut slack = vec![i64::MAX; columns + 1];
-        let mut before = vec![0_usize; columns + 1];
-        let mut used = vec![false; columns + 1];
-        let mut column = 0;
-        loop {
-            set(&mut used, column, true);
-            let here = row_of.get(column).copied().unwrap_or_default();
-            if here == 0 {
-                break;
-            }
-            let mut delta = i64::MAX;
-            let mut next = 0;
-            for j in 1..=columns {
-                if used.get(j).copied().unwrap_or(true) {
-                    continue;
-                }
-                let cost = costs.get(here - 1).map_or(NEVER, |row| at(row, j - 1));
-                let reduced = cost - at(&row_potential, here) - at(&column_potential, j);
-                if reduced < at(&slack, j) {
-                    set(&mut slack, j, reduced);
-                    set(&mut before, j, column);
-                }
-                if at(&slack, j) < delta {
-                    delta = at(&slack, j);
-                    next = j;
+    let mut owners: Vec<Option<usize>> = vec![None; columns];
+    for (row, own) in costs.iter().enumerate() {
+        // To each column its cost, and the column whose owner goes there; none for this row itself.
+        let mut ways: Vec<(i64, Option<usize>)> = own.iter().map(|cost| (*cost, None)).collect();
+        for taken in (0..columns).flat_map(|_| 0..columns) {
+            let owner = owners.get(taken).copied().flatten();
+            let Some((owner, way)) = owner.and_then(|row| costs.get(row)).zip(ways.get(taken))
+            else {
+                continue;
+            };
+            let freed = way.0 - owner.get(taken).copied().unwrap_or_default();
+            for (way, cost) in ways.iter_mut().zip(owner) {
+                if freed + cost < way.0 {
+                    *way = (freed + cost, Some(taken));
                 }
             }
-            if next == 0 {
-                break;
-            }
-            for j in 0..=columns {
-                if used.get(j).copied().unwrap_or(true) {
-                    let owner = row_of.get(j).copied().unwrap_or_default();
-                    add(&mut row_potential, owner, delta);
-                    add(&mut column_potential, j, -delta);
-                } else {
-                    add(&mut slack, j, -delta);
-                }
-            }
-            column = next;
         }
-        while column != 0 {
-            let previous = before.get(column).copied().unwrap_or_default();
-            let owner = row_of.get(previous).copied().unwrap_or_default();
-            set(&mut row_of, column, owner);
-            column = previous;
+        let free = owners.iter().zip(&ways).enumerate();
+        let free = free.filter(|(_, (owner, _))| owner.is_none());
+        let Some((mut column, _)) = free.min_by_key(|(_, (_, (cost, _)))| *cost) else {
+            break;
+        };
+        while let Some((_, Some(from))) = ways.get(column) {
+            owners.swap(column, *from);
+            column = *from;
+        }
+        if let Some(owner) = owners.get_mut(column) {
+            *owner = Some(row);
         }
     }
-    let mut assigned = vec![0; costs.len()];
-    for (column, row) in row_of.iter().enumerate().skip(1) {
-        if let Some(slot) = row.checked_sub(1).and_then(|row| assigned.get_mut(row)) {
-            *slot = column - 1;
-        }
-    }
-    assigned
-}
-
-fn set<T>(vector: &mut [T], index: usize, value: T) {
-    if let Some(slot) = vector.get_mut(index) {
-        *slot = value;
-    }
-}
-
-fn add(vector: &mut [i64], index: usize, value: i64) {
-    if let Some(slot) = vector.get_mut(index) {
-        *slot = slot.saturating_add(value);
-    }
+    let column_of = |row| owners.iter().position(|owner| *owner == Some(row));
+    (0..costs.len()).filter_map(column_of).collect()
 }
 
 #[cfg(test)]
@@ -163,7 +122,7 @@ mod tests {
                 prop::collection::vec(prop::collection::vec(0_i64..50, rows + more), rows)
             })
         ) {
-            let columns = hungarian(&costs);
+            let columns = cheapest(&costs);
             let mut distinct = columns.clone();
             distinct.sort_unstable();
             distinct.dedup();

@@ -19,7 +19,6 @@ use self::task::Task;
 use super::distance::{Class, Distance};
 use super::machine::Machine;
 use super::nic::Nic;
-use crate::pci::PciAddress;
 
 /// What is asked for. GPUs and NICs are positions in [`Machine::gpus`] and [`Machine::nics`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,130 +63,69 @@ pub struct Pair {
     pub aligned: bool,
 }
 
-/// Why no NICs can be chosen.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// There are not enough.
-    #[error(
-        "{wanted} NICs are wanted, {usable} can be given: of {all}, {taken} are taken, {barred} \
-         are unhealthy or of another pool"
-    )]
-    TooFew {
-        /// NICs wanted.
-        wanted: usize,
-        /// NICs that could be given.
-        usable: usize,
-        /// All NICs of the machine.
-        all: usize,
-        /// Held by other pods.
-        taken: usize,
-        /// Unhealthy, or not of the pool.
-        barred: usize,
-    },
-    /// More NICs have to be included than are wanted.
-    #[error("{included} NICs have to be included, but only {wanted} are wanted")]
-    TooManyIncluded {
-        /// NICs to be included.
-        included: usize,
-        /// NICs wanted.
-        wanted: usize,
-    },
-    /// A NIC that has to be included cannot be given.
-    #[error("{nic} has to be included, but it is taken or unhealthy")]
-    Included {
-        /// Name of the NIC.
-        nic: String,
-    },
-    /// The best that is free is too far, and that was not wanted.
-    #[error(
-        "the nearest free NIC for GPU {gpu} is {nic} at {distance}, where {nearest} can be had on \
-         this machine"
-    )]
-    TooFar {
-        /// Ordinal of the GPU.
-        gpu: u32,
-        /// Name of the NIC.
-        nic: String,
-        /// Their distance.
-        distance: Distance,
-        /// The nearest any NIC is to that GPU.
-        nearest: Class,
-    },
-}
-
 /// Chooses NICs.
 ///
 /// # Errors
-/// A [`Refusal`] says which requirement cannot be met.
-pub fn choose(machine: &Machine, request: &Request) -> Result<Choice, Refusal> {
-    check(machine, request)?;
+/// Which requirement cannot be met, and by what.
+pub fn choose(machine: &Machine, request: &Request) -> Result<Choice, String> {
     let usable = usable(machine, request)?;
     let task = Task::new(machine, request, usable);
-    let set = task.best();
-    let pairs = task.pairs(&set);
-    if request.strict {
-        refuse_far(machine, &pairs)?;
+    let mut nics = task.best();
+    let pairs = task.pairs(&nics);
+    if request.strict
+        && let Some(pair) = pairs.iter().find(|pair| !pair.aligned)
+        && let (Some(gpu), Some(nic)) = (machine.gpus.get(pair.gpu), machine.nics.get(pair.nic))
+    {
+        let (ordinal, title, distance) = (gpu.ordinal, nic.title(), pair.distance);
+        let nearest = machine.nearest(gpu).unwrap_or(Class::Sys);
+        return Err(format!(
+            "the nearest free NIC for GPU {ordinal} is {title} at {distance}, where {nearest} can be had \
+             on this machine"
+        ));
     }
-    let mut nics = set;
-    nics.sort_by_key(|nic| rail_order(machine, *nic));
+    nics.sort_by_key(|nic| by_rail(machine, *nic));
     Ok(Choice { nics, pairs })
 }
 
-fn check(machine: &Machine, request: &Request) -> Result<(), Refusal> {
-    if request.include.len() > request.count {
-        return Err(Refusal::TooManyIncluded {
-            included: request.include.len(),
-            wanted: request.count,
-        });
-    }
-    let mut not_free = request
-        .include
-        .iter()
-        .filter(|n| request.taken.contains(n) || request.barred.contains(n));
-    match not_free.next().and_then(|nic| machine.nics.get(*nic)) {
-        Some(nic) => Err(Refusal::Included { nic: nic.title() }),
-        None => Ok(()),
-    }
-}
-
 /// NICs that may be given, by rail.
-fn usable(machine: &Machine, request: &Request) -> Result<Vec<usize>, Refusal> {
-    let all = machine.nics.len();
-    let is_usable = |nic: &usize| !request.taken.contains(nic) && !request.barred.contains(nic);
-    let mut usable: Vec<usize> = (0..all).filter(is_usable).collect();
-    if usable.len() < request.count {
-        return Err(Refusal::TooFew {
-            wanted: request.count,
-            usable: usable.len(),
-            all,
-            taken: request.taken.len(),
-            barred: request.barred.difference(&request.taken).count(),
-        });
+fn usable(machine: &Machine, request: &Request) -> Result<Vec<usize>, String> {
+    let Request {
+        count,
+        include,
+        taken,
+        barred,
+        ..
+    } = request;
+    if include.len() > *count {
+        let included = include.len();
+        return Err(format!(
+            "{included} NICs have to be included, but only {count} are wanted"
+        ));
     }
-    usable.sort_by_key(|nic| rail_order(machine, *nic));
+    let is_usable = |nic: &usize| !taken.contains(nic) && !barred.contains(nic);
+    let other = include.iter().find(|nic| !is_usable(nic));
+    if let Some(nic) = other.and_then(|nic| machine.nics.get(*nic)) {
+        let title = nic.title();
+        return Err(format!(
+            "{title} has to be included, but it is taken or unhealthy"
+        ));
+    }
+    let all = machine.nics.len();
+    let mut usable: Vec<usize> = (0..all).filter(is_usable).collect();
+    if usable.len() < *count {
+        let (usable, barred) = (usable.len(), barred.difference(taken).count());
+        let taken = taken.len();
+        return Err(format!(
+            "{count} NICs are wanted, {usable} can be given: of {all}, {taken} are taken, {barred} are \
+             unhealthy or of another pool"
+        ));
+    }
+    usable.sort_by_key(|nic| by_rail(machine, *nic));
     Ok(usable)
 }
 
-fn rail_order(machine: &Machine, nic: usize) -> (u32, Option<PciAddress>, usize) {
+/// Rail, then address: NICs are in the order of that.
+fn by_rail(machine: &Machine, nic: usize) -> (u32, usize) {
     let known = machine.nics.get(nic);
-    (
-        known.map_or(u32::MAX, Nic::rail_order),
-        known.map(|nic| nic.place.address),
-        nic,
-    )
-}
-
-fn refuse_far(machine: &Machine, pairs: &[Pair]) -> Result<(), Refusal> {
-    let Some(pair) = pairs.iter().find(|pair| !pair.aligned) else {
-        return Ok(());
-    };
-    let (Some(gpu), Some(nic)) = (machine.gpus.get(pair.gpu), machine.nics.get(pair.nic)) else {
-        return Ok(());
-    };
-    Err(Refusal::TooFar {
-        gpu: gpu.ordinal,
-        nic: nic.title(),
-        distance: pair.distance,
-        nearest: machine.nearest(gpu).unwrap_or(Class::Sys),
-    })
+    (known.map_or(u32::MAX, Nic::rail_order), nic)
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::distance::PciLocation;
-use super::gpu;
+use super::nic::Nic;
 use crate::host::{self, Host, Result};
 use crate::pci::{self, PciFunction};
 
@@ -25,24 +25,32 @@ const LARGE: u8 = 0x80;
 const READ_ONLY: u8 = 0x90;
 const END: u8 = 0x78;
 
-/// True for a NIC that may have such a function.
-#[must_use]
-pub(super) fn possible(nic: &PciFunction) -> bool {
-    nic.vendor == MELLANOX && NICS.contains(&nic.device)
+/// Notes the function of each NIC that has one. Vital product data is read only where there are NICs
+/// to match by it: a device takes milliseconds to give it.
+///
+/// # Errors
+/// [`host::Error::Read`] if sysfs cannot be read.
+pub(super) fn assign(host: &Host, nics: &mut [Nic]) -> Result<()> {
+    let is_possible = |nic: &PciFunction| nic.vendor == MELLANOX && NICS.contains(&nic.device);
+    let possible = |nic: &&mut Nic| nic.hca.pci.as_ref().is_some_and(is_possible);
+    let mut nics = nics.iter_mut().filter(possible).peekable();
+    let by_uuid = match nics.peek() {
+        Some(_) => read(host)?,
+        None => return Ok(()),
+    };
+    for nic in nics.filter(|_| !by_uuid.is_empty()) {
+        let uuid = uuid_of(&host.pci(nic.place.address)?)?;
+        let function = uuid.and_then(|uuid| by_uuid.get(&uuid));
+        nic.place.data_direct = function.cloned().map(Box::new);
+    }
+    Ok(())
 }
 
 /// The places of these functions, by UUID. A function whose UUID cannot be read is left out: only
 /// root reads vital product data.
-///
-/// # Errors
-/// [`host::Error::Read`] if sysfs cannot be read.
-pub(super) fn read(host: &Host) -> Result<BTreeMap<String, PciLocation>> {
+fn read(host: &Host) -> Result<BTreeMap<String, PciLocation>> {
     let mut places = BTreeMap::new();
-    for address in gpu::addresses(host)? {
-        let directory = host.bus_entry("PCI device", "pci", &address.to_string());
-        let Some(directory) = host::present(directory)? else {
-            continue;
-        };
+    for (address, directory) in pci::directories(host)? {
         let id = |name| host::hexadecimal(&directory, name);
         if id("device")? != Some(u32::from(DMA_FUNCTION))
             || id("vendor")? != Some(u32::from(MELLANOX))
@@ -58,10 +66,7 @@ pub(super) fn read(host: &Host) -> Result<BTreeMap<String, PciLocation>> {
 
 /// The UUID in a function's vital product data; `None` if it has none, or this process may not
 /// read it.
-///
-/// # Errors
-/// [`host::Error::Read`] if sysfs cannot be read.
-pub(super) fn uuid_of(directory: &Path) -> Result<Option<String>> {
+fn uuid_of(directory: &Path) -> Result<Option<String>> {
     Ok(pci::vital_product_data(directory)?
         .as_deref()
         .and_then(uuid))

@@ -3,9 +3,8 @@
 use serde::Serialize;
 
 use super::distance::{Class, PciLocation};
-use super::link::PcieLink;
 use crate::host::{self, Host, Result};
-use crate::pci::{self, PciAddress, PciFunction};
+use crate::pci::{self, PciFunction};
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -36,8 +35,6 @@ pub struct Gpu {
     /// NUMA node that its memory is, where the driver gave it to the kernel as one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_node: Option<u32>,
-    /// Its PCIe link.
-    pub link: PcieLink,
 }
 
 impl Gpu {
@@ -48,6 +45,22 @@ impl Gpu {
     #[must_use]
     pub fn is_direct_at(&self, class: Class) -> bool {
         class.is_peer_to_peer() || (self.c2c && class <= Class::Node)
+    }
+
+    /// Notes what files of `/proc/driver/nvidia/gpus/<address>` have.
+    fn ask_nvidia(&mut self, host: &Host) -> Result<()> {
+        let directory = host.proc.join("driver/nvidia/gpus");
+        let directory = directory.join(self.place.address.to_string());
+        let text = host::attribute(&directory, "information")?.unwrap_or_default();
+        // Only there where the GPU's memory can be a NUMA node (`nv_platform_supports_numa`).
+        let numa = host::attribute(&directory, "numa_status")?;
+        self.c2c |= numa.is_some();
+        self.memory_node = numa.as_deref().and_then(memory_node);
+        self.model = line(&text, "Model");
+        // Question marks until the GPU is initialized: that is not a name of it.
+        self.uuid = line(&text, "GPU UUID").filter(|uuid| !uuid.contains('?'));
+        self.minor = line(&text, "Device Minor").and_then(|minor| minor.parse().ok());
+        Ok(())
     }
 
     /// Product name, or vendor and device ID where the driver does not say.
@@ -109,85 +122,38 @@ pub fn is_gpu(function: &PciFunction) -> bool {
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
 pub fn read(host: &Host) -> Result<Vec<Gpu>> {
-    let mut functions = Vec::new();
-    for address in addresses(host)? {
-        let directory = host.bus_entry("PCI device", "pci", &address.to_string());
-        let Some(directory) = host::present(directory)? else {
-            continue;
-        };
+    let mut gpus = Vec::new();
+    for (address, directory) in pci::directories(host)? {
         // The class alone first: a node may have thousands of virtual functions.
         let class = host::hexadecimal(&directory, "class")?.unwrap_or_default();
         if !matches!(class >> 16, 0x03 | 0x12) {
             continue;
         }
         let function = pci::read_at(&directory, address)?;
-        if is_gpu(&function) {
-            functions.push((function, PcieLink::read(&directory)?));
+        if !is_gpu(&function) {
+            continue;
         }
+        let mut gpu = Gpu {
+            ordinal: u32::try_from(gpus.len()).unwrap_or(u32::MAX),
+            place: PciLocation::of(&function),
+            vendor: function.vendor,
+            device: function.device,
+            driver: function.driver,
+            model: None,
+            uuid: None,
+            minor: None,
+            // By number, since a driver that keeps the memory for itself says nothing of it.
+            c2c: function.vendor == 0x10de && WITH_C2C.contains(&function.device),
+            memory_node: None,
+        };
+        match gpu.ask_nvidia(host) {
+            // Its driver does not answer: the GPU is there without a name.
+            Err(error) if error.is_of_one_object() => {}
+            asked => asked?,
+        }
+        gpus.push(gpu);
     }
-    functions.sort_by_key(|(function, _)| function.address);
-    functions
-        .into_iter()
-        .zip(0..)
-        .map(|((function, link), ordinal)| {
-            let nvidia = match NvidiaInformation::read(host, function.address) {
-                // Its driver does not answer: the GPU is there without a name.
-                Err(error) if error.is_of_one_object() => NvidiaInformation::default(),
-                information => information?,
-            };
-            Ok(Gpu {
-                ordinal,
-                place: PciLocation::of(&function),
-                vendor: function.vendor,
-                device: function.device,
-                driver: function.driver,
-                model: nvidia.model,
-                uuid: nvidia.uuid,
-                minor: nvidia.minor,
-                // By number, since a driver that keeps the memory for itself says nothing of it.
-                c2c: nvidia.coherent
-                    || (function.vendor == 0x10de && WITH_C2C.contains(&function.device)),
-                memory_node: nvidia.memory_node,
-                link,
-            })
-        })
-        .collect()
-}
-
-/// Every PCI function's address.
-pub(super) fn addresses(host: &Host) -> Result<Vec<PciAddress>> {
-    let names = host::names(&host.sys.join("bus/pci/devices"))?;
-    Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
-}
-
-/// What files of `/proc/driver/nvidia/gpus/<address>` have.
-#[derive(Default)]
-struct NvidiaInformation {
-    model: Option<String>,
-    uuid: Option<String>,
-    minor: Option<u32>,
-    coherent: bool,
-    memory_node: Option<u32>,
-}
-
-impl NvidiaInformation {
-    fn read(host: &Host, address: PciAddress) -> Result<Self> {
-        let directory = host
-            .proc
-            .join("driver/nvidia/gpus")
-            .join(address.to_string());
-        let text = host::attribute(&directory, "information")?.unwrap_or_default();
-        // Only there where the GPU's memory can be a NUMA node (`nv_platform_supports_numa`).
-        let numa = host::attribute(&directory, "numa_status")?;
-        Ok(Self {
-            coherent: numa.is_some(),
-            memory_node: numa.as_deref().and_then(memory_node),
-            model: line(&text, "Model"),
-            // Question marks until the GPU is initialized: that is not a name of it.
-            uuid: line(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
-            minor: line(&text, "Device Minor").and_then(|minor| minor.parse().ok()),
-        })
-    }
+    Ok(gpus)
 }
 
 /// The node of `numa_status`; `None` (the driver's -1 too) while the memory is not online.

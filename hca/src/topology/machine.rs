@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
 use super::distance::{self, Class, Distance, PciLocation};
 use super::gpu::Gpu;
 use super::nic::{self, Nic};
@@ -13,8 +11,7 @@ use crate::inventory::Inventory;
 use crate::pci::PciAddress;
 
 /// All that the choice of NICs and the picture of a node need.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
     /// GPUs in order of PCI address.
     pub gpus: Vec<Gpu>,
@@ -73,28 +70,13 @@ impl Machine {
         }
         for nic in &mut self.nics {
             // A file may know a dual-port card by its first function alone.
-            let names = [Some(nic.place.address), Some(nic.physical), nic.card];
+            let card = (!nic.is_slice()).then_some(nic.place.address.card());
+            let names = [Some(nic.place.address), Some(nic.physical()), card];
             let known = names.iter().flatten().find_map(|name| places.get(name));
             if let Some(place) = known {
                 move_to(&mut nic.place, place);
             }
         }
-    }
-
-    /// True if each function has a root complex of its own, as hypervisors present passed-through
-    /// devices: the tree then shows nothing about switches, and an override is worth having.
-    #[must_use]
-    pub fn hides_switches(&self) -> bool {
-        let places: Vec<&PciLocation> = self
-            .gpus
-            .iter()
-            .map(|g| &g.place)
-            .chain(self.nics.iter().map(|n| &n.place))
-            .collect();
-        let alone = |place: &&PciLocation| {
-            place.chain.len() == 1 && places.iter().filter(|p| p.root == place.root).count() == 1
-        };
-        self.gpus.len() > 1 && !self.nics.is_empty() && places.iter().all(alone)
     }
 }
 

@@ -8,6 +8,8 @@
 //! pod has shows no name, and counts as before), else by the GPUs: where at least half of the NICs
 //! share a switch with one, the others are on no rail.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::pci::PciAddress;
@@ -56,7 +58,7 @@ pub struct Clues<'a> {
     /// The physical function.
     pub address: PciAddress,
     /// Names of its netdevs.
-    pub netdevs: &'a [String],
+    pub netdevs: Vec<&'a str>,
     /// It shares a PCIe switch with a GPU.
     pub near_gpu: bool,
 }
@@ -64,57 +66,36 @@ pub struct Clues<'a> {
 /// Numbers the rails of NICs, in the order given; `None` for a NIC that is on no rail.
 #[must_use]
 pub fn number(nics: &[Clues<'_>]) -> Vec<Option<Rail>> {
-    let order = ordered(nics);
-    nics.iter()
-        .map(|nic| {
-            let position = order.iter().position(|address| *address == nic.address);
-            let position = position.and_then(|position| u32::try_from(position).ok());
-            let mut known = [
-                named(nics, nic.address).map(|n| (Source::Name, n)),
-                position.map(|n| (Source::Order, n)),
-            ]
-            .into_iter()
-            .flatten();
-            let (source, number) = known.next()?;
-            Some(Rail {
-                number,
-                source,
-                differs: known.find(|(_, n)| *n != number),
-            })
-        })
-        .collect()
-}
-
-/// The number in the names of a physical function's netdevs. A VF's netdev is named by the kernel:
-/// its physical function's name speaks for it.
-fn named(nics: &[Clues<'_>], address: PciAddress) -> Option<u32> {
-    let of_physical = nics.iter().filter(|nic| nic.address == address);
-    let mut names = of_physical.flat_map(|nic| nic.netdevs);
-    names.find_map(|name| in_name(name))
-}
-
-/// The physical functions that are on a rail, by address.
-fn ordered(nics: &[Clues<'_>]) -> Vec<PciAddress> {
-    let mut all: Vec<PciAddress> = nics.iter().map(|nic| nic.address).collect();
-    all.sort_unstable();
-    all.dedup();
-    let (by_name, otherwise): (Vec<_>, Vec<_>) = all
+    // A VF's netdev is named by the kernel: its physical function's name speaks for it.
+    let mut functions: BTreeMap<PciAddress, (Vec<&str>, bool)> = BTreeMap::new();
+    for nic in nics {
+        let (netdevs, near_gpu) = functions.entry(nic.address).or_default();
+        netdevs.extend(&nic.netdevs);
+        *near_gpu |= nic.near_gpu;
+    }
+    let named = |netdevs: &[&str]| netdevs.iter().find_map(|name| in_name(name));
+    let is_named = |netdevs: &Vec<&str>| named(netdevs).is_some();
+    let by_name = functions.values().filter(|one| is_named(&one.0)).count() >= 2;
+    let near = functions.values().filter(|one| one.1).count();
+    let by_gpu = near > 0 && near * 2 >= functions.len();
+    let on_rail = functions
         .iter()
-        .partition(|address| named(nics, **address).is_some());
-    if by_name.len() >= 2 {
-        let of = |address| nics.iter().filter(move |nic| nic.address == address);
-        let mut on_rail: Vec<PciAddress> = otherwise;
-        on_rail.retain(|address| of(*address).all(|nic| nic.netdevs.is_empty()));
-        on_rail.extend(by_name);
-        on_rail.sort_unstable();
-        return on_rail;
-    }
-    let near = |address: &PciAddress| nics.iter().any(|n| n.address == *address && n.near_gpu);
-    let by_gpu: Vec<PciAddress> = all.iter().copied().filter(near).collect();
-    if !by_gpu.is_empty() && by_gpu.len() * 2 >= all.len() {
-        return by_gpu;
-    }
-    all
+        .filter(|(_, (netdevs, near_gpu))| match by_name {
+            true => netdevs.is_empty() || is_named(netdevs),
+            false => *near_gpu || !by_gpu,
+        });
+    let order: BTreeMap<PciAddress, u32> = on_rail.map(|(address, _)| *address).zip(0..).collect();
+    let rail = |nic: &Clues<'_>| {
+        let by_name = named(&functions.get(&nic.address)?.0).map(|n| (Source::Name, n));
+        let by_order = order.get(&nic.address).map(|n| (Source::Order, *n));
+        let (source, number) = by_name.or(by_order)?;
+        Some(Rail {
+            number,
+            source,
+            differs: by_order.filter(|(_, n)| *n != number),
+        })
+    };
+    nics.iter().map(rail).collect()
 }
 
 /// The rail number in a netdev name that follows a known custom: `gpu3rdma0` (clouds),
@@ -122,24 +103,19 @@ fn ordered(nics: &[Clues<'_>]) -> Vec<PciAddress> {
 /// systemd (`ens3f1np1`, `ib3`) are full of digits that mean something else.
 #[must_use]
 pub fn in_name(name: &str) -> Option<u32> {
-    if let Some((gpu, _)) = gpu_and_index(name) {
-        return Some(gpu);
+    let of_cloud = name
+        .strip_prefix("gpu")
+        .and_then(|rest| rest.split_once("rdma"));
+    if let Some((gpu, index)) = of_cloud
+        && is_number(gpu)
+        && is_number(index)
+    {
+        return gpu.parse().ok();
     }
     let digits_at = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     let (stem, digits) = name.split_at_checked(digits_at)?;
     let known = stem.ends_with("_r") || matches!(stem, "rdma" | "rail" | "rail-" | "rail_");
     if known { digits.parse().ok() } else { None }
-}
-
-/// Splits `gpu<N>rdma<M>` into its numbers: the GPU the NIC was made for, and which of its NICs.
-#[must_use]
-fn gpu_and_index(name: &str) -> Option<(u32, u32)> {
-    let (gpu, index) = name.strip_prefix("gpu")?.split_once("rdma")?;
-    if is_number(gpu) && is_number(index) {
-        Some((gpu.parse().ok()?, index.parse().ok()?))
-    } else {
-        None
-    }
 }
 
 #[cfg(test)]
@@ -178,18 +154,16 @@ mod tests {
             device: 0,
             function: 0,
         };
-        let names = ["gpu1rdma0".to_owned(), "gpu0rdma0".to_owned()];
-        let storage = ["ens3f0np0".to_owned()];
-        let clue = |bus, netdevs| Clues {
+        let clue = |bus, netdevs: &[&'static str]| Clues {
             address: address(bus),
-            netdevs,
+            netdevs: netdevs.to_vec(),
             near_gpu: false,
         };
         let rails = number(&[
-            clue(0x20, &names[..1]),
-            clue(0x10, &names[1..]),
+            clue(0x20, &["gpu1rdma0"]),
+            clue(0x10, &["gpu0rdma0"]),
             clue(0x30, &[]),
-            clue(0x00, &storage),
+            clue(0x00, &["ens3f0np0"]),
         ]);
         let plain = |number, source| {
             Some(Rail {
@@ -213,7 +187,7 @@ mod tests {
                 device: 0,
                 function: 0,
             },
-            netdevs: &[],
+            netdevs: Vec::new(),
             near_gpu,
         };
         let numbers = |nics: &[Clues<'_>]| -> Vec<Option<u32>> {
@@ -235,10 +209,9 @@ mod tests {
             device: 0,
             function: 0,
         };
-        let name = ["rdma_r5".to_owned()];
         let rails = number(&[Clues {
             address: address(0x10),
-            netdevs: &name,
+            netdevs: vec!["rdma_r5"],
             near_gpu: false,
         }]);
         let rail = rails[0].as_ref().unwrap();
@@ -254,15 +227,14 @@ mod tests {
             device: 0,
             function: 0,
         };
-        let names = ["rail6".to_owned(), "ens1f0v3".to_owned()];
-        let clue = |bus, netdevs| Clues {
+        let clue = |bus, netdevs: &[&'static str]| Clues {
             address: address(bus),
-            netdevs,
+            netdevs: netdevs.to_vec(),
             near_gpu: false,
         };
         let rails = number(&[
-            clue(0x10, &names[1..]),
-            clue(0x10, &names[..1]),
+            clue(0x10, &["ens1f0v3"]),
+            clue(0x10, &["rail6"]),
             clue(0x20, &[]),
         ]);
         assert_eq!(

@@ -152,7 +152,7 @@ fn an_iwarp_device_that_names_no_netdev_is_matched_by_address() {
                 "IB/RoCE v1",
                 "",
             )],
-            gid_slots: 1,
+            gid_entries: 1,
             pkeys: &[],
             ..PortSpec::ROCE
         }],

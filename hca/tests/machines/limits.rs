@@ -22,7 +22,7 @@ fn tables_are_read_to_their_end_whatever_gaps_they_have() {
     machine.tree.rdma(&RdmaSpec {
         on: On::Pci(PF0),
         ports: &[PortSpec {
-            gid_slots: 1024,
+            gid_entries: 1024,
             gids: &[
                 (0, "fe80::ba59:9fff:fe00:1", "IB/RoCE v1", "ens1"),
                 (1, "fe80::ba59:9fff:fe00:1", "RoCE v2", "ens1"),
@@ -41,7 +41,7 @@ fn tables_are_read_to_their_end_whatever_gaps_they_have() {
     let port = &inventory.rdma_devices().next().unwrap().ports[0];
     assert_eq!(super::pkeys(port), [(0, 0xffff), (100, 0x8001)]);
     let table = &port.gids;
-    assert_eq!(table.slots, 1024);
+    assert_eq!(table.size, 1024);
     let indexes: Vec<u32> = table.entries.iter().map(|entry| entry.index).collect();
     assert_eq!(indexes, [0, 1, 30, 31, 900, 901, 902]);
 
@@ -115,7 +115,8 @@ fn attributes_a_driver_lacks_do_not_hide_the_device() {
         .remove(format!("/sys/bus/pci/devices/{PF0}/numa_node"));
     let inventory = machine.inventory();
     let device = inventory.rdma_device("mlx5_0").unwrap();
-    assert_eq!((device.node_guid, device.numa_node()), (None, None));
+    let numa_node = device.pci.as_ref().and_then(|pci| pci.numa_node);
+    assert_eq!((device.node_guid, numa_node), (None, None));
     assert_eq!(device.ports[0].state, hca::PortState::Unknown);
     assert_eq!(device.ports[0].netdev.as_deref(), Some("ens1f0np0"));
 }

@@ -8,7 +8,7 @@ mod limits;
 mod ports;
 mod several;
 
-use hca::{Inventory, PciAddress, PortId};
+use hca::{HcaId, Inventory, PciAddress, PortId};
 use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree};
 
 struct Machine {
@@ -46,7 +46,7 @@ impl Machine {
     }
 
     fn on_pci(&self, address: &str) -> (Vec<String>, Vec<String>) {
-        let found = hca::lookup::on_pci(&self.tree.host(), pci(address)).unwrap();
+        let found = hca::lookup::on_hca(&self.tree.host(), &HcaId::Pci(pci(address))).unwrap();
         (
             found.netdevs.into_iter().map(|n| n.name).collect(),
             found.rdma_devices,

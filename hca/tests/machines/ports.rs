@@ -24,9 +24,9 @@ fn each_function_of_a_dual_port_card_is_a_device() {
 
     let device = inventory.rdma_device("mlx5_1").unwrap();
     assert_eq!(device.driver.as_deref(), Some("mlx5_core"));
-    assert_eq!(device.numa_node(), Some(1));
+    assert_eq!(device.pci.as_ref().unwrap().numa_node, Some(1));
     assert_eq!(device.ports[0].active_mtu, Some(4096));
-    assert_eq!(HcaId::of(device), Ok(HcaId::Pci(pci(PF1))));
+    assert_eq!(HcaId::of(device), Some(HcaId::Pci(pci(PF1))));
     assert_eq!(
         inventory.rdma_cm.as_ref().unwrap().number.to_string(),
         "10:124"
@@ -74,13 +74,9 @@ fn two_ports_of_one_device_are_distinguished_by_dev_port() {
     assert_eq!(machine.ports_of("ens1d1"), ["mlx4_0/2"]);
     assert!(device.port(1).unwrap().is_active());
     assert!(!device.port(2).unwrap().is_active());
-    let umad: Vec<u32> = device
-        .char_devices
-        .umad
-        .iter()
-        .map(|(port, _)| *port)
-        .collect();
-    assert_eq!(umad, [1, 2], "the nodes of both ports");
+    let umad = device.char_devices.umad.iter();
+    let ports: Vec<u32> = umad.filter_map(|node| node.port).collect();
+    assert_eq!(ports, [1, 2], "the nodes of both ports");
 }
 
 #[test]
@@ -127,7 +123,7 @@ fn a_port_of_each_link_layer_finds_its_own_netdev() {
     assert_eq!(
         super::pkeys(port),
         [(0, 0xffff), (2, 0x8001)],
-        "empty slots left out"
+        "empty entries left out"
     );
     let guid = inventory
         .netdev("ib0")

@@ -30,6 +30,9 @@ pub struct Checkup {
     pub findings: Vec<Finding>,
 }
 
+/// Records by their names.
+type NamedRecords = Vec<(String, Record)>;
+
 impl Leases {
     /// # Errors
     /// The directory cannot be read.
@@ -115,7 +118,7 @@ impl Leases {
     }
 
     /// All records, by their names, also those that do not hold all that they name.
-    pub(crate) fn records(&self) -> Result<(Vec<(String, Record)>, Vec<Finding>), LeaseError> {
+    pub(crate) fn records(&self) -> Result<(NamedRecords, Vec<Finding>), LeaseError> {
         let mut findings = Vec::new();
         let files = self.record_files(&mut findings)?.into_iter();
         let records = files.map(|file| (file.name, file.record)).collect();

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Where the broker listens, below the host's root.
 const BROKER_SOCKET: &str = "run/rdma-netdev/ipam.sock";
 /// Where the agent listens.
-const AGENT_SOCKET: &str = "run/rdma-netdev/agent.sock";
+pub const AGENT_SOCKET: &str = "run/rdma-netdev/agent.sock";
 /// For all questions of one call together.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How often one call may ask: others may take what was granted.

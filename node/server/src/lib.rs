@@ -4,6 +4,7 @@
 //! - [`socket`]: a unix socket on which root asks one question a connection;
 //! - [`http`]: probes and metrics; [`metrics`]: the text of these;
 //! - [`flags`]: flags of both;
+//! - [`pages`]: manual pages and completions;
 //! - `crowd`: so many connections at a time;
 //! - `log`: log lines on stderr.
 
@@ -14,4 +15,5 @@ pub mod flags;
 pub mod http;
 mod log;
 pub mod metrics;
+pub mod pages;
 pub mod socket;

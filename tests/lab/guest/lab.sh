@@ -67,7 +67,7 @@ contains() {
 
 # --- what a person who watches reads -----------------------------------------------------
 
-tell() { lab_send "tell $*"; }
+tell() { lab_send "tell $*"; echo "$*"; }
 # step TEXT: a headline, with the seconds since the scenario began.
 step() { tell "" && tell "$(printf '[%3d s]' $SECONDS) $*"; }
 # show COMMAND…: runs it and prints its output, indented.
@@ -397,6 +397,25 @@ start_profile() {
 	awk '/^[^ #]/ { pools = /^pools:/; next } pools { sub(/^  /, ""); print }' \
 		"/lab/manifests/chart/values/$1.yaml" >/tmp/pools.yaml
 	start_daemon /tmp/pools.yaml
+}
+
+# daemonset POOLS: prints the DaemonSet of manifests/base with this file of pools: what kustomize does with the
+# component local-store, as far as it matters to one node. No API is here for the broker.
+daemonset() {
+	python3 - /lab/manifests/base/rdma-netdev.yaml "$1" /lab/policy.json <<-'OURS'
+		import json, sys
+
+		DOCUMENTS, POOLS, POLICY = (open(file).read() for file in sys.argv[1:])
+		[config_map, daemonset] = (
+		    next(text for text in DOCUMENTS.split("\n---\n") if f"\nkind: {kind}\n" in f"\n{text}")
+		    for kind in ("ConfigMap", "DaemonSet"))
+		data = config_map.index("\ndata:")
+		head, rest = daemonset.split("      - name: rdma-ipam-broker\n")
+		rest = rest[rest.index("      volumes:\n"):]
+		rest = rest[:rest.index("      - name: broker-token\n")]
+		print(head + rest)
+		print("---\n" + config_map[:data] + "\ndata: " + json.dumps({"pools.json": POOLS, "policy.json": POLICY}))
+	OURS
 }
 
 # --- CNI -----------------------------------------------------------------------------------

@@ -81,6 +81,91 @@ has late-8 8
 equal "its rails are 0 to 7" "0 1 2 3 4 5 6 7" "$(interfaces late-8 | sed -E 's/rdma([0-9]).*/\1/' | sort | paste -sd' ')"
 check "it ends" kubectl delete pod late-8 --timeout=200s
 
+step "pods that follow each other on the same HCAs, without a network"
+ctr --namespace k8s.io events >"$LAB_OUT/events.log" &
+# turn NAME: a pod with all GPUs and slots, which are bound when its container starts.
+turn() {
+	kubectl apply -f - <<-POD
+		apiVersion: v1
+		kind: Pod
+		metadata: {name: $1}
+		spec:
+		  terminationGracePeriodSeconds: 1
+		  containers:
+		  - name: main
+		    image: localhost/mpi:1
+		    imagePullPolicy: IfNotPresent
+		    command: [sleep, infinity]
+		    resources: {limits: {rdma/nic: 8, amd.com/gpu: 8}}
+	POD
+}
+container_of() { kubectl get pod "$1" -o json | jq -r '.status.containerStatuses[0].containerID | sub(".*//"; "")'; }
+# at TOPIC CONTAINER: when its process started or ended, in seconds.
+at() {
+	local day time
+	read -r day time _ < <(grep -F "/tasks/$1 " "$LAB_OUT/events.log" | grep "\"container_id\":\"$2\"" | grep -v '"id":"exec' | tail -n 1)
+	date -u -d "$day $time" +%s.%N
+}
+# from A B: the seconds between.
+from() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.2f", b - a }'; }
+# warnings POD: what the kubelet could not do at once.
+warnings() {
+	kubectl get events --field-selector "involvedObject.name=$1,type=Warning" -o json |
+		jq -r '.items[] | select(.reason | IN("FailedScheduling", "MissingClusterDNS") | not) | "\(.reason): \(.message)"'
+}
+# A NIC that returned is Unhealthy until its port is active, and a pod that asks for all of them then has failed.
+all_healthy() { in_daemon status --json | jq -e 'all(.daemon.pools[].hcas[]; .reasons == [])'; }
+check "all returned NICs are healthy" wait_for 100 all_healthy
+own logs ds/rdma-netdev -c rdma-device-plugin >"$LAB_OUT/rdma-device-plugin.log"
+check "the first is made" turn turn-1
+check "it becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/turn-1
+equal "its bindings have its cgroup, found by its UID" "kubepods/besteffort/pod$(kubectl get pod turn-1 -o json | jq -r .metadata.uid)" \
+	"$(jq -r '.cgroup // "none"' /run/rdma-netdev/bindings/* | sort -u)"
+for next in 2 3 4; do
+	ended=$(container_of turn-$((next - 1)))
+	check "turn-$next waits for the HCAs" turn turn-$next
+	check "turn-$((next - 1)) ends" kubectl delete pod turn-$((next - 1)) --timeout=200s
+	check "turn-$next becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/turn-$next
+	equal "its container started at the first try" "" "$(warnings turn-$next)"
+	equal "with the nodes of eight HCAs" 8 "$(in_pod turn-$next sh -c 'ls /dev/infiniband' | grep -c '^uverbs')"
+	ended=$(at exit "$ended")
+	own logs ds/rdma-netdev -c rdma-device-plugin >"$LAB_OUT/rdma-device-plugin.log"
+	free=$(grep "slot unbound.*turn-$((next - 1))" "$LAB_OUT/rdma-device-plugin.log" | tail -n 1 | cut -d' ' -f1)
+	tell "    after the end of one container: HCAs free in $(from "$ended" "$(date -u -d "$free" +%s.%N)") s," \
+		"next container started in $(from "$ended" "$(at start "$(container_of turn-$next)")") s"
+done
+
+step "the DaemonSet is rolled, and a container restarts meanwhile"
+daemon() { own get pods -l app.kubernetes.io/name=rdma-netdev -o json |
+	jq -r '.items[].status.containerStatuses[]? | select(.name == "rdma-device-plugin") | .containerID // "" | sub(".*//"; "")'; }
+old=$(daemon)
+restarted=$(container_of turn-4)
+own rollout restart ds/rdma-netdev
+has_ended() { grep -F '/tasks/exit ' "$LAB_OUT/events.log" | grep -q "\"container_id\":\"$1\""; }
+check "the old daemon ends" wait_for 200 has_ended "$old"
+ctr --namespace k8s.io tasks kill --signal SIGKILL "$restarted"
+check "the DaemonSet is rolled out" own rollout status ds/rdma-netdev --timeout=300s
+ended=$(at exit "$old")
+# lists_since SECONDS: when the kubelet took lists of rdma/nic (klog has neither year nor zone).
+lists_since() {
+	gawk -v since="$1" '/"State pushed for device plugin" resource="rdma\/nic"/ {
+		split($2, fraction, ".")
+		time = mktime(gensub(/:/, " ", "g", strftime("%Y ") substr($1, 2, 2) " " substr($1, 4, 2) " " fraction[1]), 1) "." fraction[2]
+		if (time > since) print time
+	}' "$LAB_OUT/kubelet.log"
+}
+listed() { lists_since "$ended" | grep -q .; }
+check "the kubelet has a list again" wait_for 100 listed
+list=$(lists_since "$ended" | sed -n 1p)
+started=$(at start "$(daemon)")
+own logs ds/rdma-netdev -c rdma-device-plugin >"$LAB_OUT/rdma-device-plugin-2.log"
+tell "    $(from "$ended" "$list") s from the old daemon's end to the new one's first list, of which the daemon itself $(from "$started" "$list") s"
+is_another() { [ "$(container_of turn-4)" != "$restarted" ] && [ "$(kubectl get pod turn-4 -o json | jq '.status.containerStatuses[0].state | has("running")')" = true ]; }
+check "the container runs again" wait_for 200 is_another
+tell "    $(from "$(at exit "$restarted")" "$(at start "$(container_of turn-4)")") s from its end to its start"
+equal "with the nodes of eight HCAs" 8 "$(in_pod turn-4 sh -c 'ls /dev/infiniband' | grep -c '^uverbs')"
+check "it ends" kubectl delete pod turn-4 --timeout=200s
+
 step "the MPIJob of manifests/examples/mpijob-cpu, as the MPI operator expands it"
 of_example() { sed -nE "s/^ *$1: (.*)\$/\1/p" $manifests/examples/mpijob-cpu/kustomization.yaml; }
 kubectl apply -f $manifests/examples/mpijob/nad.yaml

@@ -19,23 +19,7 @@ check "the image comes in under a full name" ctr --namespace k8s.io image import
 image=$(ctr --namespace k8s.io image list --quiet | grep '^localhost/rdma-netdev:')
 contains "its name has the version" ':[0-9]+\.[0-9]+\.[0-9]+$' "$image"
 
-# What kustomize does with the component local-store, as far as it matters to one pod: no API is here for the
-# broker.
-python3 - /lab/manifests/base/rdma-netdev.yaml $perftest/pools.json /lab/policy.json >$daemonset <<-'OURS'
-	import json, sys
-
-	DOCUMENTS, POOLS, POLICY = (open(file).read() for file in sys.argv[1:])
-	[config_map, daemonset] = (
-	    next(text for text in DOCUMENTS.split("\n---\n") if f"\nkind: {kind}\n" in f"\n{text}")
-	    for kind in ("ConfigMap", "DaemonSet"))
-	data = config_map.index("\ndata:")
-	head, rest = daemonset.split("      - name: rdma-ipam-broker\n")
-	rest = rest[rest.index("      volumes:\n"):]
-	rest = rest[:rest.index("      - name: broker-token\n")]
-	print(head + rest)
-	print("---\n" + config_map[:data] + "\ndata: " + json.dumps({"pools.json": POOLS, "policy.json": POLICY}))
-OURS
-
+daemonset $perftest/pools.json >$daemonset
 before=$(host_state)
 check "its pod runs" kubelet-standin run-pod $daemonset
 in_daemon() { kubelet-standin exec kube-system/rdma-netdev -- "$@"; }

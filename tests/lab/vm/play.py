@@ -112,7 +112,7 @@ class Play:
             shutil.copy(KUBELET, bin_ / "kubelet")
             shutil.copy(LAB / "guest/kubelet-real", bin_ / "kubelet-standin")
             self.scenario = dataclasses.replace(
-                self.scenario, memory=self.scenario.memory + 1024, timeout=2 * self.scenario.timeout
+                self.scenario, memory=self.scenario.memory + 896, timeout=2 * self.scenario.timeout
             )
         if self.scenario.kubernetes:
             (share / "kubernetes").mkdir()

@@ -64,7 +64,7 @@ struct Seen {
 
 fn config(slots: u32) -> String {
     format!(
-        "version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  slots: {slots}\n  select: {{linkTypes: [ether]}}\n"
+        "version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  shares: {slots}\n  select: {{linkTypes: [ether]}}\n"
     )
 }
 
@@ -201,7 +201,7 @@ fn main() -> Result<ExitCode> {
         Some(50.0),
     );
     for (hcas, slots, start, memory, proof) in [
-        (8, 1000, Some(300.0), Some(12.0), Some(1.0)),
+        (8, 1000, Some(300.0), Some(10.0), Some(1.0)),
         (100, 100, None, None, None),
         (0, 1, None, None, None),
     ] {

@@ -71,6 +71,9 @@ enum Command {
     },
     /// Stop and remove pods.
     DeletePod {
+        /// Free their devices only: their processes run on, as hung ones do after a forced deletion.
+        #[arg(long)]
+        force: bool,
         /// NAME or NAMESPACE/NAME.
         #[arg(required = true)]
         pods: Vec<String>,
@@ -151,14 +154,10 @@ fn main() -> Result<ExitCode> {
             };
             return exec(&control, &request);
         }
-        Command::DeletePod { pods } => {
+        Command::DeletePod { force, pods } => {
             for pod in pods {
-                ask(
-                    &control,
-                    &Request::DeletePod {
-                        pod: full_name(&pod),
-                    },
-                )?;
+                let pod = full_name(&pod);
+                ask(&control, &Request::DeletePod { pod, force })?;
             }
         }
         Command::RestartContainer { pod, container } => {

@@ -44,6 +44,8 @@ pub enum Request {
     DeletePod {
         /// `namespace/name`.
         pod: String,
+        /// Only for the kubelet: its processes run on.
+        force: bool,
     },
     /// Stop a container and start it again.
     RestartContainer {
@@ -153,8 +155,11 @@ fn fulfil(node: &Node, request: Request) -> Result<Reply> {
             let timeout = Duration::from_secs(seconds);
             Reply::Output(node.exec(&pod, container.as_deref(), &command, timeout)?)
         }
-        Request::DeletePod { pod } => {
-            node.delete_pod(&pod)?;
+        Request::DeletePod { pod, force } => {
+            match force {
+                true => node.forget_pod(&pod)?,
+                false => node.delete_pod(&pod)?,
+            }
             Reply::Done
         }
         Request::RestartContainer { pod, container } => {

@@ -284,6 +284,15 @@ impl Node {
         self.with_kubelet(|kubelet| kubelet.remove(&pod.full_name()))
     }
 
+    /// Frees the devices of a pod whose processes hang, as a kubelet does that restarts after a forced
+    /// deletion. The runtime still has the pod.
+    ///
+    /// # Errors
+    /// There is no such pod.
+    pub fn forget_pod(&self, pod: &str) -> Result<()> {
+        self.with_kubelet(|kubelet| kubelet.remove_by_force(pod))
+    }
+
     /// Removes a stopped sandbox with its containers. The runtime may take one
     /// that was killed for running a moment longer; a kubelet's garbage
     /// collection comes back, too.

@@ -15,12 +15,24 @@ use e2e::cni_host::CniHost;
 use e2e::daemon::{HCAS, Machine};
 use e2e::harness::Case;
 use e2e::netns::Netns;
-use e2e::unanswered::Unanswered;
 use serde_json::{Value, json};
 
 use super::dp_admin::{POOLS, document};
 
 pub(crate) const CASES: &[Case] = &[
+    case!(a_child_on_a_returned_netdev_makes_its_hca_unhealthy, Root),
+    case!(
+        attachments_are_shown_with_the_state_of_their_namespace,
+        Root,
+        Netns,
+        Macvlan
+    ),
+    case!(
+        attachments_and_leases_of_dead_pods_are_reclaimed,
+        Root,
+        Netns,
+        Macvlan
+    ),
 ];
 
 /// Two pods with a macvlan and an address each, attached long ago: `dead` and `alive`.

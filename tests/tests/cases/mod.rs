@@ -52,6 +52,7 @@ modules! {
     cni_source_routing,
     docs,
     dp_admin,
+    dp_budget,
     dp_configuration,
     dp_delivery,
     dp_holdings,

@@ -131,9 +131,18 @@ impl Place {
     pub(crate) fn set_policy(&self, mut policy: Value) {
         let kind = if self.blocks { "kubernetes" } else { "file" };
         let directory = self.path().join("store");
-        policy["stores"] = json!({"default": {"type": kind, "directory": directory}});
+        if policy.get("stores").is_none() {
+            policy["stores"] = json!({"default": {"type": kind, "directory": directory}});
+        }
         *self.policy.borrow_mut() = policy;
         self.write_policy("n1");
+    }
+
+    /// Makes a machine that has not called yet.
+    pub(crate) fn make(&self, machine: &str) {
+        if !self.policy_of(machine).exists() {
+            self.write_policy(machine);
+        }
     }
 
     fn write_policy(&self, machine: &str) {
@@ -145,7 +154,7 @@ impl Place {
     }
 
     /// The directory that stands for the root of a machine.
-    fn root(&self, machine: &str) -> PathBuf {
+    pub(crate) fn root(&self, machine: &str) -> PathBuf {
         self.dir.path().join("host").join(machine)
     }
 
@@ -158,7 +167,7 @@ impl Place {
         self.policy_of("n1")
     }
 
-    fn policy_of(&self, machine: &str) -> PathBuf {
+    pub(crate) fn policy_of(&self, machine: &str) -> PathBuf {
         self.dir.path().join("etc").join(machine)
     }
 
@@ -178,9 +187,7 @@ impl Place {
 
     /// The environment of one call; the program is the caller's.
     pub(crate) fn environment(&self, command: &mut Command, verb: &str, who: &Attachment) {
-        if !self.policy_of(&who.machine).exists() {
-            self.write_policy(&who.machine);
-        }
+        self.make(&who.machine);
         let mut args = String::from("IgnoreUnknown=1");
         if let Some((namespace, name)) = who.pod.as_deref().and_then(|pod| pod.split_once('/')) {
             args += &format!(";K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");

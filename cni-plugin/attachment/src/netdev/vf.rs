@@ -13,7 +13,7 @@ use std::{
     path::Path,
 };
 
-use hca::{Guid, Host, MacAddress, PciAddress, lookup};
+use hca::{Guid, HcaId, Host, MacAddress, PciAddress, lookup};
 use netlink::{
     Socket,
     link::{self, By, Link},
@@ -466,7 +466,7 @@ fn netdev_of(
     pf: PciAddress,
     number: u32,
 ) -> netlink::Result<Option<(Link, Option<Vec<VfInfo>>)>> {
-    let occupants = lookup::on_pci(host, pf);
+    let occupants = lookup::on_hca(host, &HcaId::Pci(pf));
     let mut first = None;
     for netdev in occupants.into_iter().flat_map(|found| found.netdevs) {
         if let Some(link) = link::get(socket, By::Name(netdev.name.as_bytes()))? {

@@ -15,14 +15,14 @@ use tonic::{Request, Response, Status};
 use hca::Host;
 
 use super::*;
-use crate::candidate::example::{function, named};
-use crate::config::{NodeClass, Policy, PoolConfig, Sharing};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::directory;
 use crate::kubelet::service::{Requests, StartReads};
 use crate::reader::Readers;
-use crate::snapshot::{DeviceNode, Member, Snapshot};
 use hca::Hca;
+use pools::config::{NodeClass, Policy, PoolConfig, Sharing};
+use pools::example::{function, named};
+use pools::snapshot::{DeviceNode, Member, Snapshot};
 
 const FAST: Timing = Timing {
     register: Duration::from_secs(5),

@@ -5,9 +5,9 @@ use std::time::Duration;
 use node::file::FileId;
 
 use super::Daemon;
-use crate::config::last_good::REJECTED;
-use crate::config::{self, Config};
 use crate::events::{Trigger, Triggers};
+use crate::last_good::REJECTED;
+use pools::config::{self, Config};
 
 /// How long the kubelet may take to say who holds what, before a configuration is used.
 const HOLDINGS_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,18 +1,17 @@
 //! Scans of the host: started, late, ended, and what follows from one.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::Daemon;
-use crate::config::Gate;
 use crate::events::{Trigger, Triggers};
-use crate::host_snapshot::HostSnapshot;
 use crate::links;
-use crate::plan::{GATE_INTERVAL, plan};
-use crate::reader::Late;
-use crate::run::node_files;
 use crate::scan::Scan;
-use crate::words::word;
+use hca::Late;
+use pools::config::Gate;
+use pools::host_snapshot::HostSnapshot;
+use pools::plan::{GATE_INTERVAL, plan};
+use pools::words::word;
 
 /// How long events are gathered before a scan: a device that appears causes several.
 const GATHER_INTERVAL: Duration = Duration::from_millis(10);
@@ -157,17 +156,30 @@ impl Daemon {
             return;
         };
         self.take_newest_allocated();
-        self.read_bindings().await;
+        let bindings = self.inputs.bindings.borrow_and_update().clone();
+        self.world.bindings_unread = bindings.is_none();
+        self.world.bindings = bindings.unwrap_or_default();
         let now = Instant::now();
-        self.plan = plan(&self.config, &host, &self.world, &mut self.history, now);
-        self.write_state_files().await;
-        let ready = self.write_specifications().await;
-        self.sessions.show(&ready);
+        let plan = |daemon: &mut Self| {
+            let (world, history) = (&daemon.world, &mut daemon.history);
+            plan(
+                &daemon.config,
+                &host,
+                world,
+                history,
+                now,
+                SystemTime::now(),
+            )
+        };
+        self.plan = plan(self);
+        // Containers would start without a device node: the kubelet does not hear of such units.
+        if self.write_files().await {
+            self.plan = plan(self);
+        }
+        self.sessions.show(&self.plan.pools);
         self.history.sent(Instant::now());
-        // What was not read or written is tried again.
-        let mut pools = ready.iter().zip(&self.plan.pools);
-        let is_whole = pools.all(|(ready, planned)| Arc::ptr_eq(ready, planned));
-        if self.world.bindings_unread || !is_whole {
+        // What was not read is tried again.
+        if self.world.bindings_unread {
             let again = now.checked_add(super::PULSE_INTERVAL);
             self.plan.due = self.plan.due.into_iter().chain(again).min();
         }
@@ -190,23 +202,6 @@ impl Daemon {
         let outcomes = self.readers.links.run(move || links::set_up(&paths, down));
         if let Ok(outcomes) = outcomes.await {
             self.links.tried(outcomes);
-        }
-    }
-
-    /// Has the files of this node written. The CNI plugin knows which HCAs are of exclusive pools
-    /// before the kubelet hears of them, or it is a fault that this cannot be written.
-    async fn write_state_files(&mut self) {
-        let good = self
-            .config_file
-            .kept
-            .path()
-            .zip(self.config_file.keep.as_deref());
-        let known = self.history.memory.text();
-        let exclusive = self.plan.exclusive();
-        let files = node_files::wanted(&self.settings, &exclusive, known, good);
-        match self.files.want(files) {
-            true => self.files.settled().await,
-            false => self.files.compare(),
         }
     }
 

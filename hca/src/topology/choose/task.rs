@@ -9,13 +9,9 @@ use crate::topology::distance::{Class, Distance};
 use crate::topology::machine::Machine;
 use crate::topology::nic::Nic;
 
-/// The costs of a set, most important first.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Cost {
-    numbers: [u32; 5],
-    /// Positions among the usable NICs, ascending: lowest rails first.
-    order: Vec<usize>,
-}
+/// The costs of a set, most important first, then the positions of its NICs among the usable ones,
+/// ascending: lowest rails first.
+type Cost = ([u32; 5], Vec<usize>);
 
 /// A request with everything that its evaluation needs, read once.
 pub(super) struct Task<'a> {
@@ -41,7 +37,7 @@ impl<'a> Task<'a> {
         let mut alike: BTreeMap<_, usize> = BTreeMap::new();
         usable.retain(|nic| {
             let kind = machine.nics.get(*nic);
-            let kind = kind.map(|nic| (nic.physical, nic.is_slice(), nic.rail_order()));
+            let kind = kind.map(|nic| (nic.physical(), nic.is_slice(), nic.rail_order()));
             let number = alike.entry(kind).or_default();
             *number += 1;
             *number <= request.count || request.include.contains(nic)
@@ -111,8 +107,8 @@ impl<'a> Task<'a> {
             }
             for candidate in self.usable.iter().filter(|nic| !set.contains(nic)) {
                 let mut other = set.to_vec();
-                if let Some(slot) = other.get_mut(position) {
-                    *slot = *candidate;
+                if let Some(nic) = other.get_mut(position) {
+                    *nic = *candidate;
                 }
                 let price = self.cost(&other);
                 if price < *best.as_ref().map_or(cost, |(least, _)| least) {
@@ -133,29 +129,20 @@ impl<'a> Task<'a> {
         if self.distances.is_empty() {
             let nodes = self.distinct(set, |nic| nic.place.numa);
             let switches = self.distinct(set, |nic| nic.place.switch());
-            let numbers = [nodes, switches, damage, 0, 0];
-            return Cost { numbers, order };
+            return ([nodes, switches, damage, 0, 0], order);
         }
         let pairs = self.pairs(set);
-        let worst = pairs
+        let classes = pairs
             .iter()
-            .map(|p| p.distance.class.rank())
-            .max()
-            .unwrap_or_default();
-        let sum = pairs
-            .iter()
-            .map(|p| u32::from(p.distance.class.rank()))
-            .sum();
+            .map(|pair| u32::from(pair.distance.class.rank()));
         let surplus = set
             .iter()
-            .filter(|nic| pairs.iter().all(|pair| pair.nic != **nic))
-            .map(|nic| u32::from(self.nearest_gpu(*nic).rank()))
-            .sum();
-        let mismatch = pairs.iter().map(|p| self.mismatch(p.gpu, p.nic)).sum();
-        Cost {
-            numbers: [u32::from(worst), sum, surplus, damage, mismatch],
-            order,
-        }
+            .filter(|nic| pairs.iter().all(|pair| pair.nic != **nic));
+        let surplus = surplus.map(|nic| u32::from(self.nearest_gpu(*nic).rank()));
+        let mismatch = pairs.iter().map(|pair| self.mismatch(pair.gpu, pair.nic));
+        let worst = classes.clone().max().unwrap_or_default();
+        let numbers = [worst, classes.sum(), surplus.sum(), damage, mismatch.sum()];
+        (numbers, order)
     }
 
     /// Serves each GPU from this set.
@@ -175,18 +162,12 @@ impl<'a> Task<'a> {
             nearest: self.nearest_gpu(nic),
             mismatch: self.mismatch(gpu, nic),
         };
-        let rows: Vec<Vec<Edge>> = self
-            .request
-            .gpus
-            .iter()
-            .zip(&self.distances)
+        let gpus = || self.request.gpus.iter().zip(&self.distances);
+        let rows: Vec<Vec<Edge>> = gpus()
             .map(|(gpu, row)| places.iter().map(|nic| edge(*gpu, row, *nic)).collect())
             .collect();
         let assigned = assign::assign(&rows);
-        self.request
-            .gpus
-            .iter()
-            .zip(&self.distances)
+        gpus()
             .zip(assigned)
             .filter_map(|((gpu, row), place)| {
                 let nic = *places.get(place)?;
@@ -254,8 +235,8 @@ fn wholes(machine: &Machine, request: &Request) -> Vec<Whole> {
         let mut add = |key| parts.entry(key).or_default().insert(index);
         add(Key::Numa(nic.place.numa));
         add(Key::Switch(nic.place.switch()));
-        if let Some(card) = nic.card {
-            add(Key::Card(card));
+        if !nic.is_slice() {
+            add(Key::Card(nic.place.address.card()));
         }
     }
     parts
@@ -381,7 +362,7 @@ mod tests {
                 };
                 let task = task(&machine, &request);
                 let (least, found) = (least(&task), task.cost(&task.best()));
-                let (least, found) = (least.numbers, found.numbers);
+                let (least, found) = (least.0, found.0);
                 assert_eq!(found[0], least[0], "{request:?}");
                 match request.gpus.is_empty() {
                     true => assert!(found[1] <= least[1] + 1, "{request:?}"),

@@ -201,7 +201,7 @@ fn efa(tree: &Tree, address: &str, above: &str, numa_node: i32, name: &str) {
         mad: false,
         ports: &[PortSpec {
             link_layer: "Unknown",
-            gid_slots: 1,
+            gid_entries: 1,
             ..PortSpec::ROCE
         }],
         ..RdmaSpec::default()

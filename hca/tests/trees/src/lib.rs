@@ -1,6 +1,6 @@
 //! Trees of files like a host's sysfs, for the tests of every room.
 //!
-//! A [`Tree`] lays files and links as the kernel does. Two things it cannot do: empty GID slots answer
+//! A [`Tree`] lays files and links as the kernel does. Two things it cannot do: empty GID entries answer
 //! `ENOENT` where sysfs answers `EINVAL`, and nodes in `/dev` are plain files.
 //!
 //! ```
@@ -352,7 +352,7 @@ impl Tree {
         ] {
             self.file(directory.join(name), text);
         }
-        for index in 0..spec.gid_slots {
+        for index in 0..spec.gid_entries {
             self.file(directory.join(format!("gids/{index}")), hca::Gid([0; 16]));
         }
         for (index, key) in spec.pkeys.iter().enumerate() {

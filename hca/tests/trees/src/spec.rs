@@ -158,10 +158,10 @@ pub struct PortSpec<'a> {
     pub link_layer: &'a str,
     /// LID.
     pub lid: u16,
-    /// Filled GID slots: index, GID, type, netdev (empty for none).
+    /// Filled GID entries: index, GID, type, netdev (empty for none).
     pub gids: &'a [(u32, &'a str, &'a str, &'a str)],
     /// Size of the GID table.
-    pub gid_slots: u32,
+    pub gid_entries: u32,
     /// Partition keys from index 0.
     pub pkeys: &'a [u16],
 }
@@ -175,7 +175,7 @@ impl PortSpec<'_> {
         link_layer: "Ethernet",
         lid: 0,
         gids: &[],
-        gid_slots: 16,
+        gid_entries: 16,
         pkeys: &[0xffff],
     };
     /// An active InfiniBand port.
@@ -191,7 +191,7 @@ impl PortSpec<'_> {
             "IB/RoCE v1",
             "",
         )],
-        gid_slots: 8,
+        gid_entries: 8,
         pkeys: &[0xffff],
     };
     /// A port without a cable.

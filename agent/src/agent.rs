@@ -1,0 +1,616 @@
+//! The program: a thread for each space, the socket, and the pages.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use ipam::block::AddressSpace;
+use ipam::owned;
+use ipam::range::Range;
+use ipnetwork::IpNetwork;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use node::policy::{Policy, StoreKind};
+use node_server::http::{self, Details, Page, Pages};
+use node_server::metrics::{Sample, counter, gauge, number, text};
+use node_server::socket::Socket;
+use node_server::socket::connections::{Answers, Connections};
+use node_wire::{
+    Answer, Failure, FailureKind, PartsQuestion, Question, Room, RoomMade, RoomNeed, RoomQuestion,
+};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::Backend;
+use crate::directory::Directory;
+use crate::goal::Waiting;
+use crate::space::{Context, Message, Space, SpaceStatus};
+
+/// The longest time that an asker may wait.
+const MAX_WAIT: Duration = Duration::from_mins(1);
+/// By so much an answer is earlier than the asker's limit.
+const MARGIN: Duration = Duration::from_millis(200);
+/// How long an administrator waits.
+const PARTS_LIMIT: Duration = Duration::from_secs(30);
+/// More spaces than this are not served: who writes networks chooses how many there are.
+const MAX_SPACES: usize = 256;
+/// A call of a store that takes longer hangs.
+const HANG: Duration = Duration::from_secs(5);
+/// How often another agent's end is waited for.
+const LOCK_INTERVAL: Duration = Duration::from_secs(1);
+const LOCK: &str = ".lock";
+
+/// What an agent is to do.
+#[derive(Debug)]
+pub struct Settings {
+    pub policy: Policy,
+    pub context: Context,
+    /// Where ADDs ask.
+    pub socket: PathBuf,
+    /// Where probes and metrics are served.
+    pub listen: Vec<SocketAddr>,
+}
+
+/// A space's thread.
+#[derive(Debug)]
+struct Worker {
+    messages: mpsc::Sender<Message>,
+    thread: JoinHandle<()>,
+    status: Arc<Mutex<SpaceStatus>>,
+    store: PathBuf,
+}
+
+/// What answers: the threads of all spaces.
+#[derive(Debug)]
+pub struct Agent {
+    context: Arc<Context>,
+    stores: BTreeMap<String, Backend>,
+    workers: Mutex<BTreeMap<AddressSpace, Worker>>,
+    questions: Mutex<BTreeMap<&'static str, u64>>,
+    /// Why it does not serve yet.
+    unready: Mutex<Option<String>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves until `stop`.
+///
+/// # Errors
+/// The state directory cannot be used.
+pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    let agent = Arc::new(Agent::new(&settings.policy, settings.context));
+    let mut services = tokio::task::JoinSet::new();
+    for address in settings.listen {
+        let pages = AgentPages(agent.clone());
+        services.spawn(http::serve(
+            address,
+            Details::Loopback,
+            Arc::new(pages),
+            stop.clone(),
+        ));
+    }
+    let directory = agent.context.state_dir.join(owned::DIRECTORY);
+    let _lock = tokio::select! {
+        lock = lock_directory(&directory) => lock?,
+        () = stop.cancelled() => return Ok(()),
+    };
+    for space in owned::spaces(&agent.context.state_dir)? {
+        // Spaces of other stores are another program's.
+        if agent.stores.contains_key(&space.store) {
+            drop(agent.worker(&space)?);
+        }
+    }
+    *lock(&agent.unready) = None;
+    let socket = Socket {
+        path: settings.socket,
+        flag: "--socket",
+        nonce: format!("{:016x}", node::random::random64()),
+        state: tokio::sync::watch::Sender::default(),
+        connections: Connections::new(Asker(agent)),
+    };
+    socket.serve(&stop).await;
+    let over = async { while services.join_next().await.is_some() {} };
+    let _ = timeout(Duration::from_secs(3), over).await;
+    Ok(())
+}
+
+/// Makes sure that one agent only writes for this node; waits for another one's end.
+async fn lock_directory(directory: &Path) -> anyhow::Result<Flock<File>> {
+    node::file::make_directories(directory)
+        .with_context(|| format!("make {}", directory.display()))?;
+    let path = directory.join(LOCK);
+    let mut is_logged = false;
+    loop {
+        let file = node::trust::open(&path, OFlag::O_CREAT | OFlag::O_WRONLY)?;
+        let file = file.context("the lock file is gone")?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((_, Errno::EWOULDBLOCK)) => {}
+            Err((_, errno)) => {
+                return Err(errno).with_context(|| format!("lock {}", path.display()));
+            }
+        }
+        if !is_logged {
+            tracing::info!(lock = %path.display(), "another agent runs on this node; waiting for its end");
+            is_logged = true;
+        }
+        tokio::time::sleep(LOCK_INTERVAL).await;
+    }
+}
+
+impl Agent {
+    /// Of a node with this policy; no thread runs yet.
+    #[must_use]
+    pub fn new(policy: &Policy, context: Context) -> Self {
+        let stores = policy.stores.iter();
+        let shared =
+            stores.filter(|(_, store)| matches!(store.kind, StoreKind::File { shared: true, .. }));
+        let backend = |(name, store): (&String, &node::policy::StorePolicy)| {
+            let directory = Directory::new(&store.directory);
+            (name.clone(), Backend::Directory(directory))
+        };
+        Self {
+            context: Arc::new(context),
+            stores: shared.map(backend).collect(),
+            workers: Mutex::default(),
+            questions: Mutex::default(),
+            unready: Mutex::new(Some("another agent runs on this node".to_owned())),
+        }
+    }
+
+    /// The thread of a space; starts it if need be.
+    fn worker(&self, space: &AddressSpace) -> Result<mpsc::Sender<Message>, Failure> {
+        let mismatch = |why: String| Failure::new(FailureKind::Mismatch, why);
+        let Some(backend) = self.stores.get(&space.store) else {
+            return Err(mismatch(format!(
+                "the agent's policy has no shared store {:?}; if the policy changed, restart the DaemonSet's pod",
+                space.store
+            )));
+        };
+        if let Some(name) = space
+            .network_name
+            .as_ref()
+            .filter(|name| !node::identity::is_name(name))
+        {
+            return Err(mismatch(format!("network_name {name:?} is not a name")));
+        }
+        let mut workers = lock(&self.workers);
+        workers.retain(|_, worker| !worker.thread.is_finished());
+        if let Some(worker) = workers.get(space) {
+            return Ok(worker.messages.clone());
+        }
+        if workers.len() >= MAX_SPACES {
+            let why = format!("this node uses {MAX_SPACES} address spaces already");
+            return Err(Failure::new(FailureKind::TryAgain, why));
+        }
+        let status = Arc::new(Mutex::new(SpaceStatus::default()));
+        let (sender, messages) = mpsc::channel();
+        let (context, own, backend) = (self.context.clone(), space.clone(), backend.clone());
+        let store = backend.path().to_owned();
+        let noted = status.clone();
+        let thread = std::thread::Builder::new().name("space".to_owned());
+        let thread = thread.spawn(move || {
+            let open = || {
+                let now = Instant::now();
+                Space::open(
+                    context.clone(),
+                    own.clone(),
+                    backend.clone(),
+                    noted.clone(),
+                    now,
+                )
+            };
+            work(open, &noted, &messages);
+        });
+        let thread = thread.map_err(|error| {
+            let why = format!("cannot start a thread: {error}");
+            Failure::new(FailureKind::TryAgain, why)
+        })?;
+        let worker = Worker {
+            messages: sender.clone(),
+            thread,
+            status,
+            store,
+        };
+        workers.insert(space.clone(), worker);
+        Ok(sender)
+    }
+
+    async fn make_room(&self, question: RoomQuestion) -> Result<RoomMade, Failure> {
+        let limit = Duration::from_millis(question.within_ms.into()).min(MAX_WAIT);
+        let limit = limit.saturating_sub(MARGIN);
+        let deadline = Instant::now() + limit;
+        let mut answers = Vec::new();
+        for need in &question.needs {
+            let (space, range) = parse(need)?;
+            let messages = self.worker(&space)?;
+            let (reply, answer) = oneshot::channel();
+            let count = match need.room {
+                Room::Addresses(count) => u64::from(count.max(1)),
+                Room::Exact(_) | Room::Network(_) => 1,
+            };
+            let waiting = Waiting {
+                count,
+                deadline,
+                reply,
+            };
+            let _ = messages.send(Message::Room(range, need.room, waiting));
+            answers.push((space, answer));
+        }
+        for (space, answer) in answers {
+            let left = deadline.saturating_duration_since(Instant::now()) + MARGIN / 2;
+            match timeout(left, answer).await {
+                Ok(Ok(made)) => made?,
+                Ok(Err(_)) => return Err(Failure::new(FailureKind::TryAgain, "the agent ends")),
+                Err(_) => return Err(self.late(&space)),
+            }
+        }
+        Ok(RoomMade {})
+    }
+
+    async fn change_parts(&self, question: PartsQuestion) -> Result<Answer, Failure> {
+        let space = AddressSpace::new(&question.store, question.network_name.as_deref());
+        let messages = self.worker(&space)?;
+        let (reply, answer) = oneshot::channel();
+        let _ = messages.send(Message::Parts(question.change, reply));
+        match timeout(PARTS_LIMIT, answer).await {
+            Ok(Ok(changed)) => changed.map(Answer::Parts),
+            Ok(Err(_)) => Err(Failure::new(FailureKind::TryAgain, "the agent ends")),
+            Err(_) => Err(self.late(&space)),
+        }
+    }
+
+    /// Why a space's thread does not answer.
+    fn late(&self, space: &AddressSpace) -> Failure {
+        let workers = lock(&self.workers);
+        let hung = workers
+            .get(space)
+            .and_then(|worker| hung(worker, Duration::ZERO));
+        let why = hung.unwrap_or_else(|| format!("{space}: the agent is busy; try again"));
+        Failure::new(FailureKind::TryAgain, why)
+    }
+
+    /// Why the node may not be served, beginning with what is worst.
+    fn faults(&self) -> Vec<String> {
+        let mut faults: Vec<String> = lock(&self.unready).iter().cloned().collect();
+        for (space, worker) in &*lock(&self.workers) {
+            faults.extend(hung(worker, HANG));
+            let status = lock(&worker.status);
+            faults.extend(status.fault.iter().map(|fault| format!("{space}: {fault}")));
+            let doubts = status.doubts.iter();
+            faults.extend(
+                doubts.map(|(subnet, why)| format!("{space}: document of {subnet}: {why}")),
+            );
+        }
+        faults
+    }
+
+    fn metrics(&self) -> String {
+        let workers = lock(&self.workers);
+        let of_space = |value: fn(&SpaceStatus) -> u64| -> Vec<Sample> {
+            let sample = |(space, worker): (&AddressSpace, &Worker)| {
+                let name = space.network_name.clone().unwrap_or_default();
+                let labels = vec![("store", space.store.clone()), ("network_name", name)];
+                (labels, number(value(&lock(&worker.status))))
+            };
+            workers.iter().map(sample).collect()
+        };
+        let questions = lock(&self.questions);
+        let questions = questions.iter();
+        let questions = questions
+            .map(|(result, count)| (vec![("result", (*result).to_owned())], number(*count)));
+        let families = vec![
+            gauge(
+                "parts",
+                "Parts of subnets that the node owns",
+                of_space(|of| of.parts),
+            ),
+            gauge(
+                "addresses",
+                "Addresses of these parts",
+                of_space(|of| of.addresses),
+            ),
+            gauge(
+                "documents_in_doubt",
+                "Documents of subnets that are not believed, in whole or in part",
+                of_space(|of| of.doubts.len() as u64),
+            ),
+            gauge(
+                "store_failing",
+                "Whether the last call of the store failed",
+                of_space(|of| of.fault.is_some().into()),
+            ),
+            counter("writes", "Changes of documents", of_space(|of| of.writes)),
+            counter(
+                "lost_writes",
+                "Changes of documents that another node made first",
+                of_space(|of| of.lost),
+            ),
+            counter(
+                "questions",
+                "Questions for room, by result",
+                questions.collect(),
+            ),
+        ];
+        text("rdma_agent", families)
+    }
+}
+
+/// That a call of the store goes on for longer than usual.
+fn hung(worker: &Worker, longer_than: Duration) -> Option<String> {
+    let since = lock(&worker.status).calling?.elapsed();
+    (since > longer_than).then(|| {
+        format!(
+            "{} has not answered for {} s; its file server hangs, or the node is overloaded",
+            worker.store.display(),
+            since.as_secs()
+        )
+    })
+}
+
+/// A space's thread, which ends when nothing of the node is in it: questions first.
+fn work(
+    open: impl Fn() -> anyhow::Result<Space>,
+    status: &Mutex<SpaceStatus>,
+    messages: &mpsc::Receiver<Message>,
+) {
+    let mut space = loop {
+        let fault = match open() {
+            Ok(space) => break space,
+            Err(error) => format!("{error:#}"),
+        };
+        tracing::error!(
+            fault,
+            "cannot read or write the files of this node; trying again"
+        );
+        lock(status).fault = Some(fault.clone());
+        match messages.recv_timeout(LOCK_INTERVAL) {
+            Ok(message) => message.refuse(Failure::new(FailureKind::TryAgain, fault)),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+    };
+    lock(status).fault = None;
+    let mut wait = Duration::ZERO;
+    loop {
+        match messages.recv_timeout(wait) {
+            Ok(message) => space.ask(message, Instant::now()),
+            Err(mpsc::RecvTimeoutError::Timeout) if space.is_idle() => return,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+        while let Ok(message) = messages.try_recv() {
+            space.ask(message, Instant::now());
+        }
+        wait = space.step(Instant::now());
+    }
+}
+
+fn parse(need: &RoomNeed) -> Result<(AddressSpace, Range), Failure> {
+    let malformed = |why: String| {
+        Failure::new(
+            FailureKind::Malformed,
+            format!("a need is malformed: {why}"),
+        )
+    };
+    let network: IpNetwork = need
+        .range
+        .parse()
+        .map_err(|_| malformed(format!("range {:?} is not a network", need.range)))?;
+    let per_node = match need.room {
+        Room::Network(per_node) => Some(per_node),
+        Room::Addresses(_) | Room::Exact(_) => None,
+    };
+    let range = Range::of_parts(network, &need.spans)
+        .map_err(|why| malformed(why.to_owned()))?
+        .divided(per_node)
+        .map_err(malformed)?;
+    if let Some(per_node) =
+        per_node.filter(|of| of.prefix < if network.is_ipv4() { 24 } else { 120 })
+    {
+        let why = format!(
+            "perNode: prefix {} is shorter than that of a subnet, 24 or 120: a node's network is in one subnet",
+            per_node.prefix
+        );
+        return Err(Failure::new(FailureKind::Mismatch, why));
+    }
+    Ok((
+        AddressSpace::new(&need.store, need.network_name.as_deref()),
+        range,
+    ))
+}
+
+/// Answers the programs of the node.
+#[derive(Debug)]
+struct Asker(Arc<Agent>);
+
+impl Answers for Asker {
+    async fn answer(&self, question: Question) -> Result<Answer, Failure> {
+        match question {
+            Question::Room(question) => {
+                let made = self.0.make_room(question).await;
+                let result = match &made {
+                    Ok(_) => "made",
+                    Err(failure) => match failure.kind {
+                        FailureKind::Exhausted => "exhausted",
+                        FailureKind::HeldByAnotherNode => "held_by_another_node",
+                        FailureKind::TryAgain => "try_again",
+                        _ => "refused",
+                    },
+                };
+                *lock(&self.0.questions).entry(result).or_default() += 1;
+                made.map(Answer::Room)
+            }
+            Question::Parts(question) => self.0.change_parts(question).await,
+            other => Err(other.not_mine()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct AgentPages(Arc<Agent>);
+
+impl Pages for AgentPages {
+    fn paths(&self) -> &'static [&'static str] {
+        &["/healthz", "/readyz", "/metrics"]
+    }
+
+    fn page(&self, path: &str, in_full: bool) -> Page {
+        match path {
+            "/metrics" => Page::metrics(self.0.metrics()),
+            "/readyz" => match self.0.faults() {
+                faults if faults.is_empty() => Page::text(200, "ready\n"),
+                // They name files of the node.
+                faults if in_full => Page::text(503, format!("not ready\n{}\n", faults.join("\n"))),
+                _ => Page::text(503, "not ready\n"),
+            },
+            _ => Page::text(200, "ok\n"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::ThisNode;
+    use ipam::owned::Owned;
+    use node::policy::{StoreBounds, StorePolicy};
+    use node_wire::client;
+
+    fn policy(share: &Path) -> Policy {
+        let mut policy = Policy::default();
+        let kind = StoreKind::File {
+            id: None,
+            shared: true,
+        };
+        let store = StorePolicy {
+            directory: share.to_owned(),
+            kind,
+            bounds: StoreBounds::default(),
+        };
+        policy.stores.insert("shared".to_owned(), store);
+        policy
+    }
+
+    fn context(root: &Path) -> Context {
+        Context {
+            node: ThisNode {
+                name: "n1".into(),
+                boot: "b1".into(),
+            },
+            root: root.to_owned(),
+            state_dir: root.join("state"),
+            cooldown: Duration::ZERO,
+        }
+    }
+
+    fn need(store: &str, room: Room) -> RoomNeed {
+        RoomNeed {
+            store: store.into(),
+            network_name: None,
+            range: "10.0.0.0/24".into(),
+            spans: vec![([10, 0, 0, 1].into(), [10, 0, 0, 254].into())],
+            room,
+        }
+    }
+
+    fn question(needs: Vec<RoomNeed>) -> RoomQuestion {
+        RoomQuestion {
+            within_ms: 5000,
+            needs,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_add_that_asks_over_the_socket_finds_its_part_in_the_file() {
+        let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        Directory::new(share.path()).init().unwrap();
+        let (stop, socket) = (CancellationToken::new(), root.path().join("agent.sock"));
+        let settings = Settings {
+            policy: policy(share.path()),
+            context: context(root.path()),
+            socket: socket.clone(),
+            listen: Vec::new(),
+        };
+        let serving = tokio::spawn(run(settings, stop.clone()));
+        let needs = vec![
+            need("shared", Room::Addresses(3)),
+            need("shared", Room::Exact([10, 0, 0, 200].into())),
+        ];
+        let asked = tokio::task::spawn_blocking(move || {
+            while !socket.exists() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            client::ask(&socket, &question(needs), Duration::from_secs(5))
+        });
+        assert_eq!(asked.await.unwrap().unwrap(), RoomMade {});
+        let space = AddressSpace::new("shared", None);
+        let owned = Owned::read(&root.path().join("state"), &space).unwrap();
+        let size: u128 = owned
+            .parts
+            .keys()
+            .map(|part| ipam::range::Span::of(*part).size())
+            .sum();
+        assert!(size >= 4, "{owned:?}");
+        stop.cancel();
+        serving.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn questions_that_cannot_be_served_are_refused_by_their_reason() {
+        let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let agent = Agent::new(&policy(share.path()), context(root.path()));
+        let per_node = |prefix| {
+            Room::Network(node_wire::PerNode {
+                prefix,
+                gateway: None,
+            })
+        };
+        let outside = RoomNeed {
+            spans: vec![([10, 0, 1, 1].into(), [10, 0, 1, 1].into())],
+            ..need("shared", Room::Addresses(1))
+        };
+        let wide = RoomNeed {
+            range: "10.0.0.0/16".into(),
+            ..need("shared", per_node(20))
+        };
+        let named = RoomNeed {
+            network_name: Some("../x".into()),
+            ..need("shared", Room::Addresses(1))
+        };
+        for (need, kind, why) in [
+            (
+                need("default", Room::Addresses(1)),
+                FailureKind::Mismatch,
+                "no shared store \"default\"",
+            ),
+            (outside, FailureKind::Malformed, "a span is not in it"),
+            (wide, FailureKind::Mismatch, "perNode: prefix 20 is shorter"),
+            (named, FailureKind::Mismatch, "is not a name"),
+            // The share is not mounted.
+            (
+                need("shared", Room::Addresses(1)),
+                FailureKind::TryAgain,
+                "mount the share",
+            ),
+        ] {
+            let mut question = question(vec![need]);
+            question.within_ms = 700;
+            let failure = agent.make_room(question).await.unwrap_err();
+            assert_eq!(failure.kind, kind, "{failure}");
+            assert!(failure.message.contains(why), "{failure}");
+        }
+        let faults = agent.faults().join("\n");
+        assert!(faults.contains("mount the share"), "{faults}");
+        let metrics = agent.metrics();
+        assert!(metrics.contains("rdma_agent_store_failing{"), "{metrics}");
+    }
+}

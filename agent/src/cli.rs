@@ -1,0 +1,113 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser;
+use node::identity::NodeIdentity;
+use node::policy::Policy;
+use node_server::flags::{Log, NodePolicy, address};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::{self, Settings};
+use crate::decide::ThisNode;
+use crate::space::Context;
+
+/// Claims addresses for this node where its CNI programs have none left, and gives them back.
+///
+/// Runs until a signal ends it. Administrators use rdmactl addresses.
+#[derive(Debug, Parser)]
+#[command(name = "rdma-agent", version)]
+#[command(after_help = "Exit status: 0 ended by a signal, 1 failed, 2 wrong usage.")]
+struct Cli {
+    #[command(flatten)]
+    node: NodePolicy,
+    /// Directory below which the host's proc, etc and run are found
+    #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
+    host_root: PathBuf,
+    /// Socket on which ADDs ask for room
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_AGENT_SOCKET",
+        default_value = "/run/rdma-netdev/agent.sock"
+    )]
+    socket: PathBuf,
+    /// Addresses that serve /metrics, /healthz and /readyz, as 127.0.0.1:9836 [default: none]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT,…",
+        env = "RDMA_AGENT_METRICS_ADDR",
+        value_delimiter = ',',
+        value_parser = address
+    )]
+    metrics_addr: Vec<SocketAddr>,
+    #[command(flatten)]
+    log: Log,
+}
+
+/// The command line, for manual pages and completions.
+#[must_use]
+pub fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
+/// Parses the command line and does what it says.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cli.log.start();
+    match serve(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(cli: Cli) -> anyhow::Result<()> {
+    let policy = Policy::load(&cli.node.policy)?;
+    let name = policy.node_name(cli.node.name().as_deref());
+    let node = NodeIdentity::read(&cli.host_root, &name)?;
+    // The edges have one thread; each space has its own.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    let served = runtime.block_on(async {
+        let stop = CancellationToken::new();
+        for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+            let (mut signal, stop) = (signal(kind)?, stop.clone());
+            tokio::spawn(async move {
+                signal.recv().await;
+                stop.cancel();
+            });
+        }
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            node = node.name,
+            "the agent of this node starts"
+        );
+        let settings = Settings {
+            context: Context {
+                node: ThisNode {
+                    name: node.name,
+                    boot: node.boot,
+                },
+                root: cli.host_root,
+                state_dir: policy.state_dir.clone(),
+                cooldown: policy.ipam.cooldown,
+            },
+            policy,
+            socket: cli.socket,
+            listen: cli.metrics_addr,
+        };
+        agent::run(settings, stop).await
+    });
+    // A thread that hangs in a store is not waited for.
+    runtime.shutdown_background();
+    served
+}

@@ -1,0 +1,638 @@
+//! What an agent does about a document that was read, decided on plain data: no file, socket or clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use ipam::block::{hash, overlap};
+use ipam::leases::Use;
+use ipam::owned::{Owned, OwnedNetwork, OwnedPart};
+use ipam::range::{Range, bits};
+use ipam::subnet::{Change, Document, Handover, Holder, Over, Part, Want, Wanted, piece};
+use ipnetwork::IpNetwork;
+
+/// How long a part is empty before it is given back.
+pub const EMPTY_REST: Duration = Duration::from_mins(10);
+/// How long a part that this node has forgotten is marked before it is given back.
+pub const FORGOTTEN_REST: Duration = Duration::from_mins(5);
+/// How long a want stands.
+pub const WANT_LIMIT: Duration = Duration::from_mins(2);
+/// How many parts are asked for room at once.
+pub const MAX_ASKED: usize = 8;
+/// The shortest and the longest time for which a range without room is not claimed from.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// The longest time before a lost compare-and-swap is tried again.
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+
+/// This node, in this boot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThisNode {
+    pub name: String,
+    pub boot: String,
+}
+
+/// IDs for claims that no other disk and no earlier claim has.
+#[derive(Debug, Clone)]
+pub struct Ids {
+    /// With what those of this disk begin.
+    pub claimant: String,
+    /// A random number, counted up.
+    pub next: u32,
+}
+
+impl Ids {
+    pub fn new_id(&mut self) -> String {
+        self.next = self.next.wrapping_add(1);
+        format!("{}-{:08x}", self.claimant, self.next)
+    }
+}
+
+/// Since when something is as it is, by the monotonic clock.
+#[derive(Debug, Default)]
+pub struct History {
+    empty: BTreeMap<IpNetwork, Instant>,
+    wants: BTreeMap<String, Instant>,
+    forgotten: BTreeMap<(IpNetwork, Option<String>), Instant>,
+}
+
+/// What is known when a document was read.
+#[derive(Debug)]
+pub struct Inputs<'a> {
+    pub node: &'a ThisNode,
+    pub document: &'a Document,
+    pub owned: &'a Owned,
+    /// Addresses of the subnet that are leased or cool down.
+    pub busy: &'a BTreeMap<IpAddr, Busy>,
+    /// IDs for which this process has asked.
+    pub pending: &'a BTreeSet<String>,
+    /// Ranges from which pods of this node have addresses, or were asked for lately.
+    pub in_use: &'a [Range],
+    pub now: Instant,
+    /// For people, in a mark.
+    pub time: &'a str,
+    pub mode: Mode,
+}
+
+/// What may be done with a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Usual,
+    /// Empty parts are given back at once: the node leaves.
+    Leave,
+    /// The document is older than one that was read before.
+    Restored,
+}
+
+/// Why an address cannot be given away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Busy {
+    Leased,
+    CoolingDown,
+}
+
+/// What follows from a document.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// What the node owns of the subnet from now on.
+    pub parts: BTreeMap<IpNetwork, OwnedPart>,
+    /// To be made of the document, in this order.
+    pub changes: Vec<Change>,
+    /// Whether something in the document is about this node.
+    pub is_watched: bool,
+    /// Whether somebody asks this node for room, or no piece is free.
+    pub is_urgent: bool,
+}
+
+/// Addresses that are leased or cool down, when the boot is so old.
+#[must_use]
+pub fn busy(uses: &[(IpAddr, Use)], age: Duration, cooldown: Duration) -> BTreeMap<IpAddr, Busy> {
+    let busy = uses.iter().filter_map(|(address, used)| match used {
+        Use::Leased => Some((*address, Busy::Leased)),
+        Use::Freed(at) if *at + cooldown > age => Some((*address, Busy::CoolingDown)),
+        Use::Freed(_) => None,
+    });
+    busy.collect()
+}
+
+/// Decides about a document.
+pub fn decide(inputs: &Inputs<'_>, history: &mut History, ids: &mut Ids) -> Decision {
+    let mut decision = Decision::default();
+    if inputs.mode == Mode::Restored {
+        restore(inputs, &mut decision);
+        return decision;
+    }
+    let doubt = inputs.document.in_doubt();
+    let mine = inputs.document.parts.iter();
+    let mine = mine.filter(|(piece, part)| part.node == inputs.node.name && !doubt.contains(piece));
+    let mut given = BTreeSet::new();
+    for (piece, part) in mine {
+        decision.is_watched = true;
+        if let Some(id) = settle(inputs, history, ids, *piece, part, &mut decision) {
+            given.insert(id);
+        }
+    }
+    history.forgotten.retain(|(piece, _), _| {
+        !in_subnet(inputs, *piece) || inputs.document.parts.contains_key(piece)
+    });
+    give_empty(inputs, history, &mut decision);
+    hand_over(inputs, history, &mut decision, given);
+    // Others will ask.
+    let is_full = |range: &Range| {
+        range.size_within(inputs.document.subnet) > 0
+            && piece::free(inputs.document, 1, range).is_none()
+    };
+    decision.is_urgent |= decision.is_watched && inputs.in_use.iter().any(is_full);
+    let wanted = |part: &Part| {
+        part.wanted
+            .iter()
+            .any(|want| inputs.pending.contains(&want.id))
+    };
+    decision.is_watched |= inputs.document.parts.values().any(wanted);
+    decision
+}
+
+fn in_subnet(inputs: &Inputs<'_>, piece: IpNetwork) -> bool {
+    piece::is_piece(inputs.document.subnet, piece)
+}
+
+fn owned_of<'a>(inputs: &'a Inputs<'_>) -> impl Iterator<Item = (IpNetwork, &'a OwnedPart)> {
+    let parts = inputs.owned.parts.iter();
+    parts
+        .filter(|(piece, _)| in_subnet(inputs, **piece))
+        .map(|(piece, part)| (*piece, part))
+}
+
+/// One part that names this node: owned, to be owned, or to go. Returns an ID that goes.
+fn settle(
+    inputs: &Inputs<'_>,
+    history: &mut History,
+    ids: &mut Ids,
+    whole: IpNetwork,
+    part: &Part,
+    decision: &mut Decision,
+) -> Option<String> {
+    let boot = &inputs.node.boot;
+    let held: Vec<(IpNetwork, OwnedPart)> = owned_of(inputs)
+        .filter(|(piece, own)| Some(&own.id) == part.id.as_ref() && piece::covers(whole, *piece))
+        .map(|(piece, own)| {
+            let boot = boot.clone();
+            (
+                piece,
+                OwnedPart {
+                    boot,
+                    ..own.clone()
+                },
+            )
+        })
+        .collect();
+    let mut busy = inputs.busy.iter();
+    let is_leased = busy.any(|(address, busy)| *busy == Busy::Leased && whole.contains(*address));
+    let is_pending = part
+        .id
+        .as_ref()
+        .is_some_and(|id| inputs.pending.contains(id));
+    let is_marked = part.over.is_some();
+    if !is_marked && !held.is_empty() {
+        decision.parts.extend(held);
+        return None;
+    }
+    if let (Some(id), false, true) = (&part.id, is_marked, is_pending) {
+        let network = part.network.as_ref().map(|network| OwnedNetwork {
+            gateway: network.gateway,
+        });
+        let own = OwnedPart {
+            id: id.clone(),
+            boot: boot.clone(),
+            network,
+            ..OwnedPart::default()
+        };
+        decision.parts.insert(whole, own);
+        return None;
+    }
+    // It is this node's, and only its own compare-and-swap says so.
+    if !held.is_empty() || is_pending || is_leased || part.network.is_some() || part.id.is_none() {
+        let by = Holder {
+            node: inputs.node.name.clone(),
+            id: ids.new_id(),
+        };
+        decision.changes.push(Change::NotOver {
+            part: whole,
+            was: part.id.clone(),
+            by,
+        });
+        return None;
+    }
+    let id = part.id.clone()?;
+    // A claim or a give-back of this disk that did not end.
+    if !is_marked
+        && id
+            .split_once('-')
+            .is_some_and(|(claimant, _)| claimant == ids.claimant)
+    {
+        return Some(id);
+    }
+    if is_marked {
+        let key = (whole, part.id.clone());
+        let since = *history.forgotten.entry(key).or_insert(inputs.now);
+        return (inputs.now.saturating_duration_since(since) >= FORGOTTEN_REST).then_some(id);
+    }
+    decision.changes.push(Change::Over {
+        part: whole,
+        id: Some(id),
+        over: Over {
+            since: inputs.time.to_owned(),
+            why: format!("forgotten by {}", inputs.node.name),
+        },
+    });
+    None
+}
+
+/// Lets empty parts go that the node does not need.
+fn give_empty(inputs: &Inputs<'_>, history: &mut History, decision: &mut Decision) {
+    let is_busy = |piece: IpNetwork| inputs.busy.keys().any(|address| piece.contains(*address));
+    let owned: Vec<IpNetwork> = decision.parts.keys().copied().collect();
+    history.empty.retain(|piece, _| {
+        !in_subnet(inputs, *piece) || (owned.contains(piece) && !is_busy(*piece))
+    });
+    for piece in owned {
+        let is_network = decision
+            .parts
+            .get(&piece)
+            .is_some_and(|part| part.network.is_some());
+        if is_network || is_busy(piece) {
+            continue;
+        }
+        let since = *history.empty.entry(piece).or_insert(inputs.now);
+        let goes = match inputs.mode {
+            Mode::Leave => true,
+            _ => {
+                let elsewhere = inputs
+                    .owned
+                    .parts
+                    .keys()
+                    .filter(|other| !in_subnet(inputs, **other));
+                let others: Vec<IpNetwork> = elsewhere
+                    .chain(decision.parts.keys().filter(|other| **other != piece))
+                    .copied()
+                    .collect();
+                let has = |range: &Range, piece| range.size_within(piece) > 0;
+                let mut needs = inputs.in_use.iter().filter(|range| has(range, piece));
+                inputs.now.saturating_duration_since(since) >= EMPTY_REST
+                    && needs.all(|range| others.iter().any(|other| has(range, *other)))
+            }
+        };
+        if goes {
+            decision.parts.remove(&piece);
+        }
+    }
+}
+
+/// Gives pieces to nodes that ask for them, and what is not owned any more back.
+fn hand_over(
+    inputs: &Inputs<'_>,
+    history: &mut History,
+    decision: &mut Decision,
+    mut given: BTreeSet<String>,
+) {
+    let mut stale = Vec::new();
+    let mut handovers: BTreeMap<String, Vec<Handover>> = BTreeMap::new();
+    let mine = inputs.document.parts.iter();
+    let mine = mine.filter(|(_, part)| part.node == inputs.node.name && part.over.is_none());
+    for (whole, part) in mine {
+        let Some(id) = &part.id else { continue };
+        for want in &part.wanted {
+            let since = *history.wants.entry(want.id.clone()).or_insert(inputs.now);
+            if inputs.now.saturating_duration_since(since) >= WANT_LIMIT {
+                stale.push(want.id.clone());
+                continue;
+            }
+            decision.is_urgent = true;
+            let pieces = decision
+                .parts
+                .iter()
+                .filter(|(piece, own)| own.id == *id && piece::covers(*whole, **piece));
+            let pieces = pieces.map(|(piece, _)| *piece);
+            let found = pieces.filter_map(|of| Some((of, piece_for(want, of, inputs.busy)?)));
+            let Some((of, piece)) = found.max_by_key(|(_, piece)| piece::size(*piece)) else {
+                continue;
+            };
+            if let Some(own) = decision.parts.remove(&of) {
+                let rest = piece::cover(of, &|address| !piece.contains(address));
+                decision
+                    .parts
+                    .extend(rest.into_iter().map(|rest| (rest, own.clone())));
+            }
+            let want = want.clone();
+            handovers
+                .entry(id.clone())
+                .or_default()
+                .push(Handover { piece, want });
+        }
+        let kept = decision.parts.iter().filter(|(_, own)| own.id == *id);
+        let kept: usize = kept.map(|(piece, _)| piece::size(*piece)).sum();
+        let by = Holder {
+            node: inputs.node.name.clone(),
+            id: id.clone(),
+        };
+        let has: usize = inputs
+            .document
+            .pieces_of(&by)
+            .into_iter()
+            .map(piece::size)
+            .sum();
+        let was_owned = owned_of(inputs).any(|(_, own)| own.id == *id);
+        if was_owned && kept < has {
+            given.insert(id.clone());
+        }
+    }
+    let all = inputs.document.parts.values();
+    let stands: BTreeSet<&String> = all
+        .flat_map(|part| &part.wanted)
+        .map(|want| &want.id)
+        .collect();
+    // IDs of other documents are not told from those that ended; they begin anew, at most twice as long.
+    history.wants.retain(|id, since| {
+        stands.contains(id) || inputs.now.saturating_duration_since(*since) < 2 * WANT_LIMIT
+    });
+    if !stale.is_empty() {
+        decision.changes.push(Change::Unwant { ids: stale });
+    }
+    for id in given {
+        let kept = decision.parts.iter().filter(|(_, own)| own.id == id);
+        let kept: Vec<IpNetwork> = kept.map(|(piece, _)| *piece).collect();
+        let by = Holder {
+            node: inputs.node.name.clone(),
+            id: id.clone(),
+        };
+        let mut to = handovers.remove(&id).unwrap_or_default();
+        loop {
+            let next = (!to.is_empty()).then(|| to.remove(0));
+            let later = to.iter().map(|later| later.piece);
+            decision.changes.push(Change::Give {
+                by: by.clone(),
+                keep: kept.iter().copied().chain(later).collect(),
+                to: next,
+            });
+            if to.is_empty() {
+                break;
+            }
+        }
+    }
+}
+
+/// The largest piece of one that the node owns, without an address in use, that helps who asks.
+fn piece_for(want: &Want, of: IpNetwork, busy: &BTreeMap<IpAddr, Busy>) -> Option<IpNetwork> {
+    let (first, last) = (bits(want.among.0), bits(want.among.1));
+    let most = piece::size(of).min(usize::from(want.size.max(1)));
+    let sizes = (0..=most.ilog2()).rev().map(|bits| 1 << bits);
+    let fits = |piece: &IpNetwork| {
+        let helps = bits(piece.network()) <= last && first <= bits(piece.broadcast());
+        helps && !busy.keys().any(|address| piece.contains(*address))
+    };
+    sizes
+        .filter_map(|size| piece::pieces(of, size).find(fits))
+        .next()
+}
+
+/// A document that is older than one that was read: the node keeps what it has, and says so.
+fn restore(inputs: &Inputs<'_>, decision: &mut Decision) {
+    decision.is_watched = true;
+    for (piece, own) in owned_of(inputs) {
+        let by = Holder {
+            node: inputs.node.name.clone(),
+            id: own.id.clone(),
+        };
+        if inputs.document.confirms(&by, piece) {
+            let boot = inputs.node.boot.clone();
+            decision.parts.insert(
+                piece,
+                OwnedPart {
+                    boot,
+                    ..own.clone()
+                },
+            );
+        } else if !inputs
+            .document
+            .parts
+            .keys()
+            .any(|other| overlap(*other, piece))
+        {
+            // Not leased from until this is done.
+            let boot = String::new();
+            let unconfirmed = OwnedPart {
+                boot,
+                ..own.clone()
+            };
+            decision.parts.insert(piece, unconfirmed);
+            let what = Wanted::Exact(piece);
+            decision.changes.push(Change::Claim { by, what });
+        }
+    }
+}
+
+/// How many addresses of a range can be leased from what is owned of it.
+#[must_use]
+pub fn free(of: &Range, busy: &BTreeMap<IpAddr, Busy>) -> u64 {
+    let busy = busy.keys().filter(|address| of.gives(**address)).count();
+    u64::try_from(of.size())
+        .unwrap_or(u64::MAX)
+        .saturating_sub(busy as u64)
+}
+
+/// A part of another node that can be asked for room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    pub subnet: IpNetwork,
+    pub part: IpNetwork,
+    pub node: String,
+    /// First and last usable address of the longest run in the part.
+    pub among: (IpAddr, IpAddr),
+}
+
+/// The parts of a document that can be asked for room of a range.
+#[must_use]
+pub fn candidates(document: &Document, node: &str, range: &Range) -> Vec<Candidate> {
+    let v4 = document.subnet.is_ipv4();
+    let can_give = |part: &&Part| {
+        part.reserved.is_none()
+            && part.network.is_none()
+            && part.over.is_none()
+            && part.node != node
+    };
+    let parts = document.parts.iter().filter(|(_, part)| can_give(part));
+    let candidate = |(piece, part): (&IpNetwork, &Part)| {
+        let usable = range.within(&[*piece]);
+        let longest = usable.spans().iter().max_by_key(|span| span.size())?;
+        Some(Candidate {
+            subnet: document.subnet,
+            part: *piece,
+            node: part.node.clone(),
+            among: longest.addresses(v4),
+        })
+    };
+    parts.filter_map(candidate).collect()
+}
+
+/// In which order a node asks: the larger part first, then each node in an order of its own.
+pub fn order(candidates: &mut [Candidate], node: &str) {
+    candidates.sort_by_cached_key(|one| {
+        let size = piece::size(one.part);
+        (usize::MAX - size, hash(&format!("{node} {}", one.part)))
+    });
+}
+
+/// For how long a range is not claimed from after so many failures.
+#[must_use]
+pub fn pause(failures: u32) -> Duration {
+    let (shortest, longest) = PAUSES;
+    let length = shortest.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    length.min(longest)
+}
+
+/// When a compare-and-swap that lost so often is tried again, by a random number.
+#[must_use]
+pub fn backoff(lost: u32, random: u64) -> Duration {
+    let most = Duration::from_secs(1)
+        .saturating_mul(1 << lost.min(8))
+        .min(MAX_BACKOFF);
+    let most = u64::try_from(most.as_millis()).unwrap_or(1).max(1);
+    Duration::from_millis(random % most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn want(size: u16, among: (&str, &str)) -> Want {
+        Want {
+            node: "b".into(),
+            id: "b-1".into(),
+            size,
+            among: (among.0.parse().unwrap(), among.1.parse().unwrap()),
+        }
+    }
+
+    fn busy_at(addresses: &[&str]) -> BTreeMap<IpAddr, Busy> {
+        let leased = |text: &&str| (text.parse().unwrap(), Busy::Leased);
+        addresses.iter().map(leased).collect()
+    }
+
+    #[test]
+    fn a_piece_that_is_handed_over_helps_and_has_no_address_in_use() {
+        let of: IpNetwork = "10.0.0.8/29".parse().unwrap();
+        let all = ("10.0.0.0", "10.0.0.255");
+        for (size, among, busy, piece) in [
+            (4, all, &[][..], Some("10.0.0.8/30")),
+            (64, all, &[], Some("10.0.0.8/29")),
+            (64, all, &["10.0.0.9"], Some("10.0.0.12/30")),
+            (
+                3,
+                all,
+                &["10.0.0.9", "10.0.0.12", "10.0.0.14"],
+                Some("10.0.0.10/31"),
+            ),
+            (
+                4,
+                ("10.0.0.15", "10.0.0.15"),
+                &["10.0.0.14"],
+                Some("10.0.0.15/32"),
+            ),
+            (4, ("10.0.0.16", "10.0.0.255"), &[], None),
+            (0, all, &["10.0.0.8"], Some("10.0.0.9/32")),
+        ] {
+            let found = piece_for(&want(size, among), of, &busy_at(busy));
+            assert_eq!(
+                found,
+                piece.map(|text| text.parse().unwrap()),
+                "{size} {busy:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn addresses_cool_down_for_their_time_since_the_boot() {
+        let seconds = Duration::from_secs;
+        let at = |text: &str| text.parse::<IpAddr>().unwrap();
+        let uses = [
+            (at("10.0.0.1"), Use::Leased),
+            (at("10.0.0.2"), Use::Freed(seconds(70))),
+            (at("10.0.0.3"), Use::Freed(seconds(69))),
+        ];
+        let busy = busy(&uses, seconds(99), seconds(30));
+        let expected = [
+            (at("10.0.0.1"), Busy::Leased),
+            (at("10.0.0.2"), Busy::CoolingDown),
+        ];
+        assert_eq!(busy, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_minute_and_backoffs_up_to_ten_seconds() {
+        let pauses = [1, 2, 3, 7, 100, u32::MAX].map(pause);
+        let expected = [1, 2, 4, 60, 60, 60].map(Duration::from_secs);
+        assert_eq!(pauses, expected);
+        for (lost, most) in [(0, 1), (1, 2), (3, 8), (4, 10), (u32::MAX, 10)] {
+            assert!(
+                backoff(lost, u64::MAX) < Duration::from_secs(most),
+                "{lost}"
+            );
+            assert_eq!(backoff(lost, 999), Duration::from_millis(999));
+        }
+    }
+
+    fn document(parts: &[(&str, Part)]) -> Document {
+        let mut document = Document::empty("s", "", "10.0.0.0/24".parse().unwrap());
+        let parts = parts
+            .iter()
+            .map(|(piece, part)| (piece.parse().unwrap(), part.clone()));
+        document.parts.extend(parts);
+        document
+    }
+
+    #[test]
+    fn a_want_that_stood_for_two_minutes_is_removed_by_the_owner() {
+        let node = ThisNode {
+            name: "a".into(),
+            boot: "b1".into(),
+        };
+        let holder = Holder {
+            node: "a".into(),
+            id: "a-1".into(),
+        };
+        let mut part = Part::of(&holder);
+        part.wanted.push(want(1, ("10.0.0.1", "10.0.0.1")));
+        let document = document(&[("10.0.0.1/32", part)]);
+        let mut owned = Owned::default();
+        let own = OwnedPart {
+            id: "a-1".into(),
+            ..OwnedPart::default()
+        };
+        owned.parts.insert("10.0.0.1/32".parse().unwrap(), own);
+        let busy = busy_at(&["10.0.0.1"]);
+        let (mut history, begun) = (History::default(), Instant::now());
+        let mut ids = Ids {
+            claimant: "a".into(),
+            next: 7,
+        };
+        let mut at = |now| {
+            let inputs = Inputs {
+                node: &node,
+                document: &document,
+                owned: &owned,
+                busy: &busy,
+                pending: &BTreeSet::new(),
+                in_use: &[],
+                now,
+                time: "",
+                mode: Mode::Usual,
+            };
+            decide(&inputs, &mut history, &mut ids)
+        };
+        let first = at(begun);
+        assert!(first.changes.is_empty() && first.is_urgent, "{first:?}");
+        assert_eq!(first.parts.values().next().unwrap().boot, "b1");
+        assert!(at(begun + WANT_LIMIT / 2).changes.is_empty());
+        let ids = vec!["b-1".to_owned()];
+        assert_eq!(at(begun + WANT_LIMIT).changes, [Change::Unwant { ids }]);
+    }
+}

@@ -1,0 +1,22 @@
+//! The agent of a node: claims parts of subnets in documents that the nodes of a cluster share, and
+//! gives them back. ADDs lease from what it writes to the file `owned`, and ask it for room only when
+//! that is used up.
+//!
+//! - [`directory`]: documents in a shared directory;
+//! - [`decide`]: what to do about a document, decided on plain data;
+//! - [`space`]: one space: its questions first, then its documents;
+//! - [`agent`]: the program: a thread for each space, the socket, the pages;
+//! - [`cli`]: the command line.
+//!
+//! A read of a share may hang for as long as its server is gone. So each space has a thread of its own,
+//! and the answer to a question never waits for it longer than the asker does.
+
+#![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod backend;
+pub mod cli;
+pub mod decide;
+pub mod directory;
+pub mod goal;
+pub mod space;

@@ -1,0 +1,7 @@
+//! Parses and calls.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    rdma_agent::cli::main()
+}

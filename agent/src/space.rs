@@ -1,0 +1,444 @@
+//! One space: the questions of ADDs first, then its documents. Everything blocks here; a step reads at
+//! most one document that is not about a question.
+//!
+//! - this file: the loop, and what follows from a document that was read;
+//! - `room`: questions of ADDs;
+//! - `administer`: an administrator's word.
+
+mod administer;
+mod room;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ipam::block::AddressSpace;
+use ipam::leases::{Leases, since_boot};
+use ipam::owned::{self, Owned};
+use ipam::range::Range;
+use ipam::subnet::{Change, Changed, Document, change, piece, subnet_of};
+use ipnetwork::IpNetwork;
+use node::random::random64;
+use node_wire::{Failure, FailureKind, PartsChange, PartsChanged, Room};
+use tokio::sync::oneshot;
+
+use crate::backend::Backend;
+use crate::decide::{self, Busy, Decision, History, Ids, Inputs, Mode, ThisNode};
+use crate::directory::{Read, Swap};
+use crate::goal::{Goal, Phase, Waiting};
+
+/// How often a document of the node is read: who asks for room in it has it within ten seconds.
+const LOOK_INTERVAL: Duration = Duration::from_secs(8);
+/// The same while somebody asks for room in it.
+const URGENT_INTERVAL: Duration = Duration::from_secs(2);
+/// How long to wait after a failure of the store.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long an old document is not believed.
+const RESTORED_REST: Duration = Duration::from_mins(15);
+/// More ranges than this are not claimed for at a time: who writes networks chooses how many there are.
+const MAX_GOALS: usize = 256;
+
+/// What all spaces of a node share.
+#[derive(Debug, Clone)]
+pub struct Context {
+    pub node: ThisNode,
+    /// Below it is `run`.
+    pub root: PathBuf,
+    pub state_dir: PathBuf,
+    pub cooldown: Duration,
+}
+
+/// How a space is doing, for pages. Written by its thread, read by others.
+#[derive(Debug, Clone, Default)]
+pub struct SpaceStatus {
+    /// Since when a call of the store goes on.
+    pub calling: Option<Instant>,
+    /// Why the last call of the store failed.
+    pub fault: Option<String>,
+    /// Documents with parts that overlap, or that are older than one that was read before.
+    pub doubts: BTreeMap<IpNetwork, String>,
+    pub parts: u64,
+    pub addresses: u64,
+    /// Compare-and-swaps that were accepted, and those that were lost.
+    pub writes: u64,
+    pub lost: u64,
+}
+
+/// To a space's thread.
+#[derive(Debug)]
+pub enum Message {
+    Room(Range, Room, Waiting),
+    Parts(PartsChange, oneshot::Sender<Result<PartsChanged, Failure>>),
+}
+
+impl Message {
+    pub fn refuse(self, failure: Failure) {
+        match self {
+            Self::Room(_, _, waiting) => drop(waiting.reply.send(Err(failure))),
+            Self::Parts(_, reply) => drop(reply.send(Err(failure))),
+        }
+    }
+}
+
+/// Why a step did not do what it was to do.
+type Fault = String;
+
+#[derive(Debug)]
+pub struct Space {
+    context: Arc<Context>,
+    space: AddressSpace,
+    backend: Backend,
+    leases: Leases,
+    ids: Ids,
+    history: History,
+    goals: Vec<Goal>,
+    /// When each document is read next.
+    watched: BTreeMap<IpNetwork, Instant>,
+    /// When the documents are listed that may name this node, until that is done.
+    list_due: Option<Instant>,
+    pending: BTreeSet<String>,
+    restored: BTreeMap<IpNetwork, Instant>,
+    status: Arc<Mutex<SpaceStatus>>,
+}
+
+impl Space {
+    /// Opens a space; reads nothing of its store.
+    ///
+    /// # Errors
+    /// The node's own files cannot be used.
+    pub fn open(
+        context: Arc<Context>,
+        space: AddressSpace,
+        backend: Backend,
+        status: Arc<Mutex<SpaceStatus>>,
+        now: Instant,
+    ) -> anyhow::Result<Self> {
+        let leases = Leases::open(&context.root, &context.node.boot)?;
+        let new = format!("{:08x}", random64() >> 32);
+        let owned = owned::change(&leases, &context.state_dir, &space, |owned, _| {
+            if owned.node != context.node.name {
+                // Another name, another node: its parts are not this one's.
+                owned.parts.clear();
+                owned.versions.clear();
+                owned.node.clone_from(&context.node.name);
+                owned.claimant = new;
+            }
+            owned.clone()
+        })?;
+        let watched = owned.parts.keys().map(|part| (subnet_of(part.ip()), now));
+        Ok(Self {
+            watched: watched.collect(),
+            ids: Ids {
+                claimant: owned.claimant,
+                next: u32::try_from(random64() >> 32).unwrap_or(0),
+            },
+            context,
+            space,
+            backend,
+            leases,
+            history: History::default(),
+            goals: Vec::new(),
+            list_due: Some(now),
+            pending: BTreeSet::new(),
+            restored: BTreeMap::new(),
+            status,
+        })
+    }
+
+    /// Takes a question. Most are answered by a step.
+    pub fn ask(&mut self, message: Message, now: Instant) {
+        match message {
+            Message::Room(range, room, waiting) => {
+                let known = self.goals.iter().position(|goal| goal.is(&range, room));
+                if known.is_none() {
+                    if self.goals.len() >= MAX_GOALS {
+                        let why = "this node claims for too many ranges at once; try again";
+                        let failure = Failure::new(FailureKind::TryAgain, why);
+                        return Message::Room(range, room, waiting).refuse(failure);
+                    }
+                    self.goals
+                        .push(Goal::new(range, room, self.ids.new_id(), now));
+                }
+                let at = known.unwrap_or(self.goals.len() - 1);
+                if let Some(goal) = self.goals.get_mut(at) {
+                    goal.wait(waiting, now);
+                }
+            }
+            Message::Parts(change, reply) => {
+                let _ = reply.send(self.administer(&change, now));
+            }
+        }
+    }
+
+    /// Does one thing that is due; returns how long nothing is.
+    pub fn step(&mut self, now: Instant) -> Duration {
+        for goal in &mut self.goals {
+            goal.expire(now);
+        }
+        let is_due = |goal: &Goal| goal.is_active(now) && goal.due <= now;
+        if let Some(at) = self.goals.iter().position(is_due) {
+            // Behind the others next time.
+            let mut goal = self.goals.remove(at);
+            if let Err(fault) = self.pursue(&mut goal, now) {
+                goal.fault = Some(fault);
+                goal.due = now + RETRY_INTERVAL;
+            }
+            self.goals.push(goal);
+            return Duration::ZERO;
+        }
+        if let Some(at) = self.goals.iter().position(|goal| goal.is_over(now)) {
+            let goal = self.goals.swap_remove(at);
+            if let Phase::Ask(asking) = goal.phase {
+                self.withdraw(&asking);
+            }
+            return Duration::ZERO;
+        }
+        if self.list_due.is_some_and(|due| due <= now) {
+            self.list(now);
+            return Duration::ZERO;
+        }
+        let due = self.watched.iter().find(|(_, due)| **due <= now);
+        if let Some((subnet, _)) = due.map(|(subnet, due)| (*subnet, *due)) {
+            self.watched.insert(subnet, now + LOOK_INTERVAL);
+            // The fault is in the status.
+            let _ = self.visit(subnet, Mode::Usual, now);
+            return Duration::ZERO;
+        }
+        let goals = self
+            .goals
+            .iter()
+            .filter(|goal| goal.is_active(now))
+            .map(|goal| goal.due);
+        let deadlines = self
+            .goals
+            .iter()
+            .flat_map(|goal| &goal.waiting)
+            .map(|one| one.deadline);
+        let looks = self.watched.values().copied().chain(self.list_due);
+        let all = goals.chain(deadlines).chain(looks);
+        let next = all
+            .min()
+            .map_or(LOOK_INTERVAL, |next| next.saturating_duration_since(now));
+        next.min(LOOK_INTERVAL)
+    }
+
+    /// Whether nothing of this node is in the space.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.goals.is_empty() && self.watched.is_empty() && self.list_due.is_none()
+    }
+
+    fn note(&self, note: impl FnOnce(&mut SpaceStatus)) {
+        note(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Calls the store, which may hang.
+    fn call<T, E: ToString>(
+        &self,
+        call: impl FnOnce(&Backend) -> Result<T, E>,
+    ) -> Result<T, Fault> {
+        self.note(|status| status.calling = Some(Instant::now()));
+        #[cfg(test)]
+        tests::kill::point()?;
+        let result = call(&self.backend).map_err(|error| error.to_string());
+        #[cfg(test)]
+        tests::kill::point()?;
+        self.note(|status| {
+            status.calling = None;
+            let fault = result.as_ref().err().cloned();
+            if let Some(fault) = fault.as_ref().filter(|_| status.fault != fault) {
+                tracing::warn!(space = %self.space, fault, "cannot use the store; trying again");
+            }
+            status.fault = fault;
+        });
+        result
+    }
+
+    fn list(&mut self, now: Instant) {
+        let subnets = self.call(|backend| backend.subnets(&self.space));
+        self.list_due = subnets.is_err().then(|| now + RETRY_INTERVAL);
+        for subnet in subnets.into_iter().flatten() {
+            self.watched.entry(subnet).or_insert(now);
+        }
+    }
+
+    fn owned(&self) -> Result<Owned, Fault> {
+        Owned::read(&self.context.state_dir, &self.space).map_err(|error| error.to_string())
+    }
+
+    fn busy(&self, network: IpNetwork) -> Result<BTreeMap<std::net::IpAddr, Busy>, Fault> {
+        let uses = self
+            .leases
+            .uses(&self.space, network)
+            .map_err(|error| error.to_string())?;
+        Ok(decide::busy(&uses, since_boot(), self.context.cooldown))
+    }
+
+    /// Ranges from which pods of this node have addresses, or were asked for lately.
+    fn in_use(&self) -> Result<Vec<Range>, Fault> {
+        let pools = self.leases.pools().map_err(|error| error.to_string())?;
+        let pools = pools.iter().filter(|pool| pool.space.space == self.space);
+        let pools = pools.filter_map(|pool| Range::of_parts(pool.range, &pool.spans).ok());
+        let goals = self
+            .goals
+            .iter()
+            .filter(|goal| matches!(goal.room, Room::Addresses(_)));
+        Ok(pools.chain(goals.map(|goal| goal.range.clone())).collect())
+    }
+
+    /// Reads a document and does what follows from it. Returns it as it is afterwards.
+    fn visit(&mut self, subnet: IpNetwork, mode: Mode, now: Instant) -> Result<Read, Fault> {
+        let read = self.call(|backend| backend.read(&self.space, subnet))?;
+        self.settle(read, mode, now)
+    }
+
+    fn settle(&mut self, mut read: Read, mode: Mode, now: Instant) -> Result<Read, Fault> {
+        let subnet = read.document.subnet;
+        loop {
+            let decision = self.decide(&read, mode, now)?;
+            let mut next = read.document.clone();
+            for one in &decision.changes {
+                // What is refused is decided anew when the document is read again.
+                if let Ok(Changed {
+                    document: Some(document),
+                    ..
+                }) = change(&next, one)
+                {
+                    next = document;
+                }
+            }
+            let interval = match decision.is_urgent {
+                true => URGENT_INTERVAL,
+                false => LOOK_INTERVAL,
+            };
+            match decision.is_watched {
+                true => self.watched.insert(subnet, now + interval),
+                false => self.watched.remove(&subnet),
+            };
+            if next == read.document {
+                return Ok(read);
+            }
+            let news: Vec<String> = decision.changes.iter().filter_map(new_id).collect();
+            match self.swap(&read, next.clone(), news)? {
+                Some(version) => {
+                    read = Read {
+                        document: next,
+                        version,
+                    }
+                }
+                None => {
+                    let wait = decide::backoff(0, random64());
+                    self.watched.insert(subnet, now + wait);
+                    return self.call(|backend| backend.read(&self.space, subnet));
+                }
+            }
+        }
+    }
+
+    /// Makes a compare-and-swap, by which the node may get parts with these IDs; the new version.
+    fn swap(
+        &mut self,
+        read: &Read,
+        next: Document,
+        ids: Vec<String>,
+    ) -> Result<Option<u64>, Fault> {
+        // Before the attempt: if its answer is lost, they are asked for.
+        self.pending.extend(ids.iter().cloned());
+        self.watched.insert(next.subnet, Instant::now());
+        match self.call(|backend| backend.swap(&self.space, read.version, &next))? {
+            Swap::Won(version) => {
+                self.note(|status| status.writes += 1);
+                Ok(Some(version))
+            }
+            // Perhaps another node went on from it, so they stay asked for.
+            Swap::Lost => {
+                self.note(|status| status.lost += 1);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Decides about a document, and writes what the node owns of it.
+    fn decide(&mut self, read: &Read, mode: Mode, now: Instant) -> Result<Decision, Fault> {
+        #[cfg(test)]
+        tests::kill::point()?;
+        let in_use = self.in_use()?;
+        let subnet = read.document.subnet;
+        let (context, space, leases) = (self.context.clone(), &self.space, &self.leases);
+        let (pending, history, ids) = (&self.pending, &mut self.history, &mut self.ids);
+        let restored = &mut self.restored;
+        let time = jiff::Timestamp::now().to_string();
+        let decided = owned::change(leases, &context.state_dir, space, |owned, leased| {
+            let uses = leased.of(subnet).map_err(|error| error.to_string())?;
+            if owned.node != context.node.name {
+                owned.node.clone_from(&context.node.name);
+                owned.claimant.clone_from(&ids.claimant);
+            }
+            let known = owned.versions.get(&subnet).copied().unwrap_or(0);
+            if read.version < known {
+                restored.entry(subnet).or_insert(now);
+            }
+            // Also while its versions catch up.
+            restored.retain(|_, since| now.saturating_duration_since(*since) < RESTORED_REST);
+            let is_restored = restored.contains_key(&subnet);
+            let decision = decide::decide(
+                &Inputs {
+                    node: &context.node,
+                    document: &read.document,
+                    owned,
+                    busy: &decide::busy(&uses, since_boot(), context.cooldown),
+                    pending,
+                    in_use: &in_use,
+                    now,
+                    time: &time,
+                    mode: if is_restored { Mode::Restored } else { mode },
+                },
+                history,
+                ids,
+            );
+            owned
+                .parts
+                .retain(|part, _| !piece::is_piece(subnet, *part));
+            owned.parts.extend(decision.parts.clone());
+            match (is_restored, decision.parts.is_empty()) {
+                (true, _) => {}
+                (false, true) => drop(owned.versions.remove(&subnet)),
+                (false, false) => drop(owned.versions.insert(subnet, read.version)),
+            }
+            Ok::<_, Fault>((decision, owned.clone(), is_restored))
+        });
+        let (decision, owned, is_restored) = decided.map_err(|error| error.to_string())??;
+        #[cfg(test)]
+        tests::kill::point()?;
+        let got = |id: &String| !decision.parts.values().any(|part| part.id == *id);
+        self.pending.retain(got);
+        let doubt = read.document.in_doubt();
+        self.note(|status| {
+            let sizes = owned.parts.keys().map(|part| piece::size(*part) as u64);
+            (status.parts, status.addresses) = (owned.parts.len() as u64, sizes.sum());
+            let why = match (is_restored, doubt.is_empty()) {
+                (true, _) => Some("it is older than one that was read before".to_owned()),
+                (_, false) => Some(format!("parts overlap: {doubt:?}")),
+                _ => None,
+            };
+            match why {
+                Some(why) => drop(status.doubts.insert(subnet, why)),
+                None => drop(status.doubts.remove(&subnet)),
+            }
+        });
+        Ok(decision)
+    }
+}
+
+/// The ID by which a change gives this node a part.
+fn new_id(change: &Change) -> Option<String> {
+    match change {
+        Change::NotOver { by, .. } | Change::Claim { by, .. } | Change::Take { by, .. } => {
+            Some(by.id.clone())
+        }
+        _ => None,
+    }
+}

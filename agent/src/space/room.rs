@@ -1,0 +1,395 @@
+//! Questions of ADDs: claims, and asking other nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use ipam::block::single;
+use ipam::owned::{self, OwnedPart};
+use ipam::range::gateway_in;
+use ipam::subnet::{
+    Change, Changed, Document, Holder, Refused, Want, Wanted, change, claim_size, subnet_of,
+    subnets,
+};
+use ipnetwork::IpNetwork;
+use node::random::random64;
+use node_wire::{FailureKind, Room};
+
+use super::{Fault, RETRY_INTERVAL, Space};
+use crate::decide::{self, Candidate, MAX_ASKED, Mode, WANT_LIMIT};
+use crate::directory::Read;
+use crate::goal::{Asking, Goal, Phase};
+
+/// How often a claimant reads documents in which it asked for room.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// How long the first nodes that were asked are waited for, before others are asked, too.
+const ROUND: Duration = Duration::from_secs(10);
+
+/// What became of an attempt to claim.
+enum Attempt {
+    /// Something changed: see what is owned now.
+    Again,
+    NoRoom(Document),
+    Refused(Refused, Document),
+}
+
+impl Space {
+    /// One step towards room of a range.
+    pub(super) fn pursue(&mut self, goal: &mut Goal, now: Instant) -> Result<(), Fault> {
+        goal.fault = None;
+        let owned = self.owned()?;
+        let boot = &self.context.node.boot;
+        let unconfirmed = owned
+            .parts
+            .iter()
+            .find(|(piece, part)| part.boot != *boot && goal.range.size_within(**piece) > 0);
+        if let Some((piece, _)) = unconfirmed {
+            let subnet = subnet_of(piece.ip());
+            self.visit(subnet, Mode::Usual, now)?;
+            let is_restored = self.restored.contains_key(&subnet);
+            match is_restored {
+                true => return Err(format!("the document of {subnet} is older than before")),
+                false => return Ok(()),
+            }
+        }
+        let networks = owned
+            .parts
+            .iter()
+            .filter(|(piece, part)| is_network_of(goal, **piece, part));
+        let networks: Vec<IpNetwork> = networks.map(|(piece, _)| *piece).collect();
+        self.set_gateways(goal, &networks)?;
+        let owned = self.owned()?;
+        let of = owned.cut(&goal.range, &self.context.node.name, boot);
+        let has = match goal.room {
+            Room::Exact(address) => {
+                u64::from(owned.has(&goal.range, address, &self.context.node.name, boot))
+            }
+            Room::Addresses(_) | Room::Network(_) => {
+                let parts = owned.parts.keys().map(|piece| subnet_of(piece.ip()));
+                let subnets: BTreeSet<IpNetwork> =
+                    parts.filter(|subnet| of.size_within(*subnet) > 0).collect();
+                let mut busy = BTreeMap::new();
+                for subnet in subnets {
+                    busy.extend(self.busy(subnet)?);
+                }
+                decide::free(&of, &busy)
+            }
+        };
+        let asking = matches!(goal.phase, Phase::Ask(_))
+            .then(|| std::mem::replace(&mut goal.phase, Phase::Claim(0)));
+        let missing = match asking {
+            Some(Phase::Ask(asking)) => match goal.serve(has) {
+                0 => {
+                    self.withdraw(&asking);
+                    0
+                }
+                missing => {
+                    goal.phase = Phase::Ask(asking);
+                    missing
+                }
+            },
+            _ => goal.serve(has),
+        };
+        if missing == 0 {
+            return Ok(());
+        }
+        if let Some(network) = networks.first() {
+            let why = format!("the network {network} of this node is used up");
+            goal.fail(FailureKind::Exhausted, &why, now);
+            return Ok(());
+        }
+        let own = of.size();
+        match &mut goal.phase {
+            Phase::Scan(left) => {
+                let subnet = match left {
+                    None => {
+                        let all = self.call(|backend| backend.subnets(&self.space))?;
+                        let inside = |subnet: &IpNetwork| goal.range.size_within(*subnet) > 0;
+                        *left = Some(all.into_iter().filter(inside).collect());
+                        return Ok(());
+                    }
+                    Some(left) => left.pop(),
+                };
+                match subnet {
+                    Some(subnet) => drop(self.visit(subnet, Mode::Usual, now)?),
+                    None => goal.phase = Phase::Claim(0),
+                }
+                Ok(())
+            }
+            Phase::Claim(at) => {
+                let subnet = match goal.room {
+                    Room::Exact(address) => (*at == 0).then(|| subnet_of(address)),
+                    _ => subnets(&goal.range, &self.context.node.name).nth(*at),
+                };
+                let Some(subnet) = subnet else {
+                    self.ask_others(goal, missing, own, now);
+                    return Ok(());
+                };
+                match self.claim(goal, subnet, missing, own, now)? {
+                    Attempt::Again => {}
+                    Attempt::NoRoom(document) => {
+                        let name = &self.context.node.name;
+                        let found = decide::candidates(&document, name, &goal.range);
+                        goal.candidates.extend(found);
+                        goal.phase = match goal.phase {
+                            Phase::Claim(at) => Phase::Claim(at + 1),
+                            _ => Phase::Claim(0),
+                        };
+                    }
+                    Attempt::Refused(refused, document) => {
+                        self.refused(goal, &refused, &document, now)
+                    }
+                }
+                Ok(())
+            }
+            Phase::Ask(_) => self.poll(goal, missing, own, now),
+        }
+    }
+
+    /// The gateway of a node's network is this node's matter, and a part that was assigned has none.
+    fn set_gateways(&self, goal: &Goal, networks: &[IpNetwork]) -> Result<(), Fault> {
+        let Some(per_node) = goal.range.per_node().filter(|_| !networks.is_empty()) else {
+            return Ok(());
+        };
+        let set = owned::change(
+            &self.leases,
+            &self.context.state_dir,
+            &self.space,
+            |owned, _| {
+                for (piece, part) in &mut owned.parts {
+                    if let Some(network) =
+                        part.network.as_mut().filter(|_| networks.contains(piece))
+                    {
+                        network.gateway = gateway_in(per_node, *piece);
+                    }
+                }
+            },
+        );
+        set.map_err(|error| error.to_string())
+    }
+
+    fn claim(
+        &mut self,
+        goal: &mut Goal,
+        subnet: IpNetwork,
+        missing: u64,
+        own: u128,
+        now: Instant,
+    ) -> Result<Attempt, Fault> {
+        let before = self.owned()?.parts;
+        let read = self.visit(subnet, Mode::Usual, now)?;
+        // A piece was handed over, or a claim is done whose answer was lost.
+        if self.owned()?.parts != before {
+            return Ok(Attempt::Again);
+        }
+        if self.restored.contains_key(&subnet) {
+            return Ok(Attempt::NoRoom(Document::empty("", "", subnet)));
+        }
+        let size = self.size(goal, missing, own);
+        let what = match goal.room {
+            Room::Exact(address) => Wanted::Exact(single(address)),
+            Room::Network(_) => Wanted::Network(goal.range.clone()),
+            Room::Addresses(_) => {
+                let range = goal.range.clone();
+                Wanted::Size { size, range }
+            }
+        };
+        let by = self.holder(&goal.id);
+        match change(&read.document, &Change::Claim { by, what }) {
+            Ok(Changed {
+                document: Some(next),
+                ..
+            }) => {
+                match self.swap(&read, next.clone(), vec![goal.id.clone()])? {
+                    Some(version) => {
+                        goal.lost = 0;
+                        let read = Read {
+                            document: next,
+                            version,
+                        };
+                        self.settle(read, Mode::Usual, now)?;
+                        goal.id = self.ids.new_id();
+                    }
+                    None => {
+                        goal.due = now + decide::backoff(goal.lost, random64());
+                        goal.lost += 1;
+                    }
+                }
+                Ok(Attempt::Again)
+            }
+            Ok(_) => {
+                goal.id = self.ids.new_id();
+                Ok(Attempt::Again)
+            }
+            Err(Refused::NoRoom { .. }) => Ok(Attempt::NoRoom(read.document)),
+            Err(refused) => Ok(Attempt::Refused(refused, read.document)),
+        }
+    }
+
+    fn size(&self, goal: &Goal, missing: u64, own: u128) -> u16 {
+        let missing = u16::try_from(missing.min(64)).unwrap_or(64);
+        let missing = missing.checked_next_power_of_two().unwrap_or(64);
+        claim_size(goal.range.size(), None, own).max(missing)
+    }
+
+    pub(super) fn holder(&self, id: &str) -> Holder {
+        Holder {
+            node: self.context.node.name.clone(),
+            id: id.to_owned(),
+        }
+    }
+
+    /// A certain address is another's.
+    fn refused(&mut self, goal: &mut Goal, refused: &Refused, document: &Document, now: Instant) {
+        match refused {
+            Refused::Held { part, node } if *node != self.context.node.name => {
+                let mut found = decide::candidates(document, &self.context.node.name, &goal.range);
+                found.retain(|one| one.part == *part);
+                if let (Some(one), Room::Exact(address)) = (found.first_mut(), goal.room) {
+                    one.among = (address, address);
+                }
+                goal.candidates = found;
+                self.ask_others(goal, 1, 0, now);
+            }
+            Refused::Held { .. } | Refused::Stale { .. } => {
+                goal.fault = Some(format!("{refused}; try again"));
+                goal.due = now + RETRY_INTERVAL;
+            }
+            _ => goal.fail(FailureKind::HeldByAnotherNode, &refused.to_string(), now),
+        }
+    }
+
+    /// No subnet of the range has a free piece.
+    fn ask_others(&mut self, goal: &mut Goal, missing: u64, own: u128, now: Instant) {
+        let range = goal.range.subnet();
+        let mut next = std::mem::take(&mut goal.candidates);
+        if next.is_empty() || matches!(goal.room, Room::Network(_)) {
+            let why = match goal.room {
+                Room::Network(of) => format!("{range} has no free network of length {}", of.prefix),
+                _ => format!(
+                    "{range} is exhausted: this node has {own} of {} addresses, {missing} more are needed, \
+                     and no other node has one",
+                    goal.range.size()
+                ),
+            };
+            let mut restored = self.restored.keys();
+            match restored.find(|subnet| goal.range.size_within(**subnet) > 0) {
+                None => goal.fail(FailureKind::Exhausted, &why, now),
+                Some(subnet) => {
+                    let why = format!(
+                        "{range}: the document of {subnet} is older than one that was read before; nothing is \
+                         claimed in it for 15 minutes"
+                    );
+                    goal.fail(FailureKind::TryAgain, &why, now);
+                }
+            }
+            return;
+        }
+        decide::order(&mut next, &self.context.node.name);
+        // The next one is the last.
+        next.reverse();
+        goal.due = now;
+        goal.phase = Phase::Ask(Box::new(Asking {
+            id: self.ids.new_id(),
+            since: now,
+            next,
+            asked: Vec::new(),
+            poll: 0,
+        }));
+    }
+
+    /// Asks another node, or looks whether one gave something.
+    fn poll(
+        &mut self,
+        goal: &mut Goal,
+        missing: u64,
+        own: u128,
+        now: Instant,
+    ) -> Result<(), Fault> {
+        let size = self.size(goal, missing, own);
+        let Phase::Ask(asking) = &mut goal.phase else {
+            return Ok(());
+        };
+        let age = now.saturating_duration_since(asking.since);
+        if age >= WANT_LIMIT {
+            let Phase::Ask(asking) = std::mem::replace(&mut goal.phase, Phase::Claim(0)) else {
+                return Ok(());
+            };
+            self.withdraw(&asking);
+            let why = format!(
+                "{} is exhausted: {} nodes were asked, and none has a free address",
+                goal.range.subnet(),
+                asking.asked.len()
+            );
+            goal.fail(FailureKind::Exhausted, &why, now);
+            return Ok(());
+        }
+        let rounds = usize::try_from(age.as_secs() / ROUND.as_secs()).unwrap_or(0) + 1;
+        if asking.asked.len() < MAX_ASKED * rounds
+            && let Some(one) = asking.next.pop()
+        {
+            let want = Want {
+                node: self.context.node.name.clone(),
+                id: asking.id.clone(),
+                size: if one.among.0 == one.among.1 { 1 } else { size },
+                among: one.among,
+            };
+            return self.want(goal, one, want, now);
+        }
+        goal.due = now + POLL_INTERVAL;
+        let subnets: BTreeSet<IpNetwork> = asking.asked.iter().map(|one| one.subnet).collect();
+        asking.poll += 1;
+        let Some(subnet) = subnets.iter().nth(asking.poll % subnets.len().max(1)) else {
+            // Nobody could be asked.
+            asking.since = now.checked_sub(WANT_LIMIT).unwrap_or(now);
+            return Ok(());
+        };
+        self.claim(goal, *subnet, missing, own, now).map(drop)
+    }
+
+    fn want(
+        &mut self,
+        goal: &mut Goal,
+        one: Candidate,
+        want: Want,
+        now: Instant,
+    ) -> Result<(), Fault> {
+        let read = self.visit(one.subnet, Mode::Usual, now)?;
+        let (part, id) = (one.part, want.id.clone());
+        let made = change(&read.document, &Change::Want { part, want });
+        let Phase::Ask(asking) = &mut goal.phase else {
+            return Ok(());
+        };
+        if let Ok(Changed {
+            document: Some(next),
+            ..
+        }) = made
+        {
+            if self.swap(&read, next, vec![id])?.is_none() {
+                asking.next.push(one);
+                goal.due = now + decide::backoff(goal.lost, random64());
+                goal.lost += 1;
+                return Ok(());
+            }
+            goal.lost = 0;
+            asking.asked.push(one);
+        }
+        Ok(())
+    }
+
+    /// Asks no more. What is handed over nevertheless is given back when it is empty.
+    pub(super) fn withdraw(&mut self, asking: &Asking) {
+        let subnets: BTreeSet<IpNetwork> = asking.asked.iter().map(|one| one.subnet).collect();
+        let ids = vec![asking.id.clone()];
+        for subnet in subnets {
+            // A want that stays ends by its owner's clock.
+            let _ = self.edit(subnet, |_| Ok(vec![Change::Unwant { ids: ids.clone() }]));
+        }
+    }
+}
+
+/// Whether a part is the network of the node's own that a goal asks for.
+fn is_network_of(goal: &Goal, piece: IpNetwork, part: &OwnedPart) -> bool {
+    matches!(goal.room, Room::Network(of) if of.prefix == piece.prefix())
+        && part.network.is_some()
+        && goal.range.size_within(piece) > 0
+}

@@ -1,0 +1,822 @@
+//! Agents of several nodes on one directory, with the leases that ADDs take.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use ipam::block::single;
+use ipam::lease;
+use ipam::leases::{AddressRequest, LeaseError, Leased, Order, Ownership};
+use ipam::range::Spec;
+use ipam::subnet::Part;
+use node::policy::Profile;
+use node_wire::{Gateway, PerNode};
+
+use super::*;
+use crate::directory::Directory;
+
+/// Where a process dies: before or behind a call of the store, or of the node's file.
+pub(super) mod kill {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+    }
+
+    /// The process dies at the point that comes behind so many.
+    pub(in crate::space) fn after(points: u32) {
+        LEFT.set(Some(points));
+    }
+
+    pub(in crate::space) fn never() {
+        LEFT.set(None);
+    }
+
+    pub(in crate::space) fn is_dead() -> bool {
+        LEFT.get() == Some(0)
+    }
+
+    pub(in crate::space) fn point() -> Result<(), String> {
+        match LEFT.get() {
+            None => Ok(()),
+            Some(0) => Err("killed".to_owned()),
+            Some(left) => {
+                LEFT.set(Some(left - 1));
+                Ok(())
+            }
+        }
+    }
+}
+
+const BOOT: &str = "b1";
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn address_space() -> AddressSpace {
+    AddressSpace::new("shared", None)
+}
+
+fn range(text: &str) -> Range {
+    let spec = Spec {
+        range: text,
+        ..Spec::default()
+    };
+    Range::new(&spec, Profile::Strict).unwrap()
+}
+
+/// Where syncing costs nothing, if there is such a file system.
+fn in_memory() -> tempfile::TempDir {
+    let shared = tempfile::tempdir_in("/dev/shm");
+    shared.or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+struct Machine {
+    context: Arc<Context>,
+    share: Directory,
+    space: Space,
+    _root: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new(share: &Path, name: &str, now: Instant) -> Self {
+        let root = in_memory();
+        let context = Arc::new(Context {
+            node: ThisNode {
+                name: name.into(),
+                boot: BOOT.into(),
+            },
+            root: root.path().into(),
+            state_dir: root.path().join("state"),
+            cooldown: Duration::ZERO,
+        });
+        let share = Directory::new(share);
+        let space = open(&context, &share, now);
+        Self {
+            context,
+            share,
+            space,
+            _root: root,
+        }
+    }
+
+    /// The process ends, and another one begins.
+    fn restart(&mut self, now: Instant) {
+        self.space = open(&self.context, &self.share, now);
+    }
+
+    fn leases(&self) -> Leases {
+        Leases::open(&self.context.root, &self.context.node.boot).unwrap()
+    }
+
+    fn order(&self, container: &str, request: AddressRequest) -> Order {
+        Order {
+            holder: lease::Holder {
+                network: "net".into(),
+                pod: None,
+                container: container.into(),
+                interface: "net1".into(),
+                node: self.context.node.name.clone(),
+                netns: None,
+                netns_inode: None,
+                device: None,
+            },
+            profile: Profile::Strict,
+            space: address_space(),
+            overlapping: true,
+            requests: vec![request],
+            cooldown: Duration::ZERO,
+        }
+    }
+
+    /// What an ADD of this node leases, or lacks.
+    fn take(&self, container: &str, range: &Range, requested: Option<IpAddr>) -> Option<IpAddr> {
+        let request = AddressRequest {
+            range: range.clone(),
+            same_host_number_as: None,
+            requested,
+        };
+        let ownership = Ownership::Parts {
+            state_dir: &self.context.state_dir,
+            last_resort: false,
+        };
+        match self
+            .leases()
+            .take(&self.order(container, request), &ownership)
+        {
+            Ok(leases) => Some(leases[0].address),
+            Err(refused) => match refused.error {
+                LeaseError::NeedsRoom(_) => None,
+                other => panic!("{other}"),
+            },
+        }
+    }
+
+    fn release(&self, container: &str) {
+        self.leases()
+            .release(container, "net1", "net", Duration::ZERO)
+            .unwrap();
+    }
+
+    /// Asks the agent, as an ADD does.
+    fn ask(
+        &mut self,
+        range: &Range,
+        room: Room,
+        now: Instant,
+    ) -> oneshot::Receiver<Result<(), Failure>> {
+        let (reply, answer) = oneshot::channel();
+        let waiting = Waiting {
+            count: 1,
+            deadline: now + LIMIT,
+            reply,
+        };
+        self.space
+            .ask(Message::Room(range.clone(), room, waiting), now);
+        answer
+    }
+
+    fn parts(&self) -> Vec<String> {
+        let owned = Owned::read(&self.context.state_dir, &address_space()).unwrap();
+        owned.parts.keys().map(ToString::to_string).collect()
+    }
+}
+
+fn open(context: &Arc<Context>, share: &Directory, now: Instant) -> Space {
+    let backend = Backend::Directory(share.clone());
+    Space::open(
+        context.clone(),
+        address_space(),
+        backend,
+        Arc::default(),
+        now,
+    )
+    .unwrap()
+}
+
+/// Machines, and a time of their own.
+struct Cluster {
+    share: tempfile::TempDir,
+    machines: Vec<Machine>,
+    now: Instant,
+}
+
+impl Cluster {
+    fn new(machines: usize) -> Self {
+        let share = in_memory();
+        Directory::new(share.path()).init().unwrap();
+        let now = Instant::now();
+        let machines =
+            (0..machines).map(|number| Machine::new(share.path(), &format!("n{number}"), now));
+        Self {
+            machines: machines.collect(),
+            share,
+            now,
+        }
+    }
+
+    /// All machines do what is due; time goes on to what comes next.
+    fn step(&mut self, most: Duration) {
+        let mut wait = most;
+        for machine in &mut self.machines {
+            wait = wait.min(machine.space.step(self.now));
+            if kill::is_dead() {
+                kill::never();
+                machine.restart(self.now);
+                wait = Duration::ZERO;
+            }
+        }
+        self.now += wait;
+        self.check();
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.step(end - self.now);
+        }
+    }
+
+    /// Nobody may lease what another node may lease, and no address has two holders.
+    fn check(&self) {
+        let mut owned: Vec<(IpNetwork, &str)> = Vec::new();
+        for machine in &self.machines {
+            let name = machine.context.node.name.as_str();
+            let parts = Owned::read(&machine.context.state_dir, &address_space())
+                .unwrap()
+                .parts;
+            let parts = parts
+                .into_iter()
+                .filter(|(_, part)| part.boot == machine.context.node.boot);
+            for (piece, _) in parts {
+                let other = owned
+                    .iter()
+                    .find(|(other, _)| ipam::block::overlap(*other, piece));
+                assert!(
+                    other.is_none(),
+                    "{piece} of {name} is another's, too: {other:?}"
+                );
+                owned.push((piece, name));
+            }
+        }
+    }
+
+    /// An ADD with the runtime's attempts; the address, and how long it took.
+    fn add(&mut self, at: usize, container: &str, range: &Range) -> (IpAddr, Duration) {
+        let room = Room::Addresses(1);
+        let (address, took) =
+            self.try_add(at, container, range, None, room, Duration::from_mins(10));
+        (address.unwrap(), took)
+    }
+
+    fn try_add(
+        &mut self,
+        at: usize,
+        container: &str,
+        range: &Range,
+        requested: Option<IpAddr>,
+        room: Room,
+        limit: Duration,
+    ) -> (Result<IpAddr, Failure>, Duration) {
+        let begun = self.now;
+        let mut last = Failure::new(FailureKind::Other, "not asked");
+        while self.now < begun + limit {
+            if let Some(address) = self.machines[at].take(container, range, requested) {
+                return (Ok(address), self.now - begun);
+            }
+            let now = self.now;
+            let mut answer = self.machines[at].ask(range, room, now);
+            loop {
+                match answer.try_recv() {
+                    Ok(Ok(())) => break,
+                    Ok(Err(failure)) => {
+                        last = failure;
+                        self.run(Duration::from_secs(1));
+                        break;
+                    }
+                    // The agent died.
+                    Err(oneshot::error::TryRecvError::Closed) => break,
+                    Err(oneshot::error::TryRecvError::Empty) => self.step(LIMIT),
+                }
+            }
+        }
+        (Err(last), self.now - begun)
+    }
+
+    fn document(&self, text: &str) -> Document {
+        let directory = Directory::new(self.share.path());
+        directory
+            .read(&address_space(), text.parse().unwrap())
+            .unwrap()
+            .document
+    }
+
+    fn edit(&self, text: &str, edit: impl FnOnce(&mut Document)) {
+        let directory = Directory::new(self.share.path());
+        let read = directory
+            .read(&address_space(), text.parse().unwrap())
+            .unwrap();
+        let mut next = read.document;
+        edit(&mut next);
+        let swap = directory
+            .swap(&address_space(), read.version, &next)
+            .unwrap();
+        assert_eq!(swap, Swap::Won(read.version + 1));
+    }
+}
+
+fn owners(document: &Document) -> Vec<String> {
+    let parts = document.parts.iter();
+    parts
+        .map(|(piece, part)| format!("{piece} {}", part.node))
+        .collect()
+}
+
+#[test]
+fn a_claim_grows_with_what_the_node_has() {
+    let mut cluster = Cluster::new(1);
+    let range = range("10.0.0.0/24");
+    for pod in 0..40 {
+        let (_, took) = cluster.add(0, &format!("p{pod}"), &range);
+        assert!(took < Duration::from_secs(1), "{took:?}");
+    }
+    let parts = cluster.machines[0].parts();
+    assert!(parts.len() <= 8, "{parts:?}");
+}
+
+#[test]
+fn an_empty_part_goes_after_ten_minutes_but_for_one() {
+    let mut cluster = Cluster::new(1);
+    let range = range("10.0.0.0/24");
+    for pod in 0..6 {
+        cluster.add(0, &format!("p{pod}"), &range);
+    }
+    for pod in 0..6 {
+        cluster.machines[0].release(&format!("p{pod}"));
+    }
+    let before = cluster.machines[0].parts().len();
+    cluster.run(Duration::from_mins(9));
+    assert_eq!(cluster.machines[0].parts().len(), before);
+    cluster.run(Duration::from_mins(4));
+    let after = cluster.machines[0].parts();
+    // The documents agree with the node.
+    assert_eq!(owners(&cluster.document("10.0.0.0/24")).len(), after.len());
+    assert!(after.len() < before, "{after:?}");
+}
+
+#[test]
+fn forty_nodes_share_sixty_two_addresses() {
+    let mut cluster = Cluster::new(40);
+    let range = range("10.0.0.0/26");
+    let mut all = BTreeSet::new();
+    for at in 0..40 {
+        let (address, took) = cluster.add(at, "p", &range);
+        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert!(all.insert(address), "{address} twice");
+    }
+    for at in 0..22 {
+        let (address, _) = cluster.add(at, "q", &range);
+        assert!(all.insert(address), "{address} twice");
+    }
+    let (full, _) = cluster.try_add(
+        39,
+        "q",
+        &range,
+        None,
+        Room::Addresses(1),
+        Duration::from_secs(20),
+    );
+    let full = full.unwrap_err();
+    assert!(
+        matches!(full.kind, FailureKind::Exhausted | FailureKind::TryAgain),
+        "{full}"
+    );
+}
+
+/// The same at one time, each agent on a thread as the program runs it.
+#[test]
+fn forty_nodes_claim_at_one_time() {
+    let share = tempfile::tempdir().unwrap();
+    Directory::new(share.path()).init().unwrap();
+    let range = range("10.0.0.0/26");
+    let begun = Instant::now();
+    let threads: Vec<_> = (0..40)
+        .map(|number| {
+            let (share, range) = (share.path().to_owned(), range.clone());
+            std::thread::spawn(move || {
+                let mut machine = Machine::new(&share, &format!("n{number}"), Instant::now());
+                let mut answer = machine.ask(&range, Room::Addresses(1), Instant::now());
+                loop {
+                    if let Some(address) = machine.take("p", &range, None) {
+                        return (address, machine);
+                    }
+                    match answer.try_recv() {
+                        Err(oneshot::error::TryRecvError::Empty) => {
+                            let wait = machine.space.step(Instant::now());
+                            std::thread::sleep(wait.min(Duration::from_millis(50)));
+                        }
+                        _ => answer = machine.ask(&range, Room::Addresses(1), Instant::now()),
+                    }
+                }
+            })
+        })
+        .collect();
+    let machines: Vec<(IpAddr, Machine)> =
+        threads.into_iter().map(|one| one.join().unwrap()).collect();
+    let addresses: BTreeSet<IpAddr> = machines.iter().map(|(address, _)| *address).collect();
+    assert_eq!(addresses.len(), 40);
+    assert!(
+        begun.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+/// Pods of three nodes move on six addresses, and agents die anywhere.
+fn pods_move(kills: bool, seed: u64) -> Duration {
+    let mut cluster = Cluster::new(3);
+    let range = range("10.0.0.0/29");
+    let mut random = seed;
+    let mut draw = move |most: u64| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % most
+    };
+    let mut pods: BTreeMap<String, (usize, IpAddr)> = BTreeMap::new();
+    let mut longest = Duration::ZERO;
+    for number in 0..40 {
+        if pods.len() == 5 {
+            let nth = usize::try_from(draw(5)).unwrap();
+            let name = pods.keys().nth(nth).unwrap().clone();
+            let (at, _) = pods.remove(&name).unwrap();
+            cluster.machines[at].release(&name);
+        }
+        if kills {
+            kill::after(u32::try_from(draw(30)).unwrap());
+        }
+        let at = usize::try_from(draw(3)).unwrap();
+        let name = format!("p{number}");
+        let (address, took) = cluster.add(at, &name, &range);
+        longest = longest.max(took);
+        assert!(
+            pods.values().all(|(_, other)| *other != address),
+            "{address} twice"
+        );
+        pods.insert(name, (at, address));
+        kill::never();
+    }
+    longest
+}
+
+#[test]
+fn pods_that_move_get_addresses_within_ten_seconds() {
+    for seed in 0..8 {
+        let longest = pods_move(false, seed);
+        assert!(
+            longest <= Duration::from_secs(10),
+            "seed {seed}: {longest:?}"
+        );
+    }
+}
+
+#[test]
+fn no_address_has_two_owners_when_agents_die_anywhere() {
+    for seed in 100..110 {
+        let longest = pods_move(true, seed);
+        // What a killed agent had begun is ended by its successor.
+        assert!(longest < Duration::from_mins(4), "seed {seed}: {longest:?}");
+    }
+}
+
+#[test]
+fn a_lost_answer_and_a_killed_give_back_are_ended_at_the_next_start() {
+    let mut cluster = Cluster::new(1);
+    let range = range("10.0.0.0/29");
+    // A part of this disk that is not in its file.
+    cluster.edit("10.0.0.0/24", |document| {
+        let id = format!("{}-00000001", cluster.machines[0].space.ids.claimant);
+        let part = Part::of(&cluster.machines[0].space.holder(&id));
+        document.parts.insert("10.0.0.4/32".parse().unwrap(), part);
+    });
+    cluster.run(Duration::from_secs(11));
+    assert!(owners(&cluster.document("10.0.0.0/24")).is_empty());
+    // One of an earlier disk is marked first.
+    cluster.edit("10.0.0.0/24", |document| {
+        let part = Part::of(&cluster.machines[0].space.holder("other-1"));
+        document.parts.insert("10.0.0.4/32".parse().unwrap(), part);
+    });
+    cluster.machines[0].restart(cluster.now);
+    cluster.run(Duration::from_mins(4));
+    let part = cluster
+        .document("10.0.0.0/24")
+        .parts
+        .into_values()
+        .next()
+        .unwrap();
+    assert_eq!(part.over.unwrap().why, "forgotten by n0");
+    cluster.run(Duration::from_mins(2));
+    assert!(owners(&cluster.document("10.0.0.0/24")).is_empty());
+    cluster.add(0, "p", &range);
+}
+
+#[test]
+fn a_marked_part_is_not_leased_from_until_its_node_says_it_is_there() {
+    let mut cluster = Cluster::new(1);
+    let range = range("10.0.0.0/29");
+    let (address, _) = cluster.add(0, "p", &range);
+    cluster.edit("10.0.0.0/24", |document| {
+        let part = document.parts.values_mut().next().unwrap();
+        part.over = Some(ipam::subnet::Over {
+            since: String::new(),
+            why: "node n0 is gone".into(),
+        });
+    });
+    cluster.run(Duration::from_secs(11));
+    let part = cluster
+        .document("10.0.0.0/24")
+        .parts
+        .into_values()
+        .next()
+        .unwrap();
+    assert_eq!(part.over, None);
+    assert_eq!(cluster.machines[0].parts(), [single(address).to_string()]);
+}
+
+#[test]
+fn parts_of_another_boot_are_confirmed_before_anything_is_claimed() {
+    let mut cluster = Cluster::new(1);
+    let range = range("10.0.0.0/29");
+    let (address, _) = cluster.add(0, "p", &range);
+    let context = Context::clone(&cluster.machines[0].context);
+    let node = ThisNode {
+        boot: "b2".into(),
+        ..context.node.clone()
+    };
+    cluster.machines[0].context = Arc::new(Context { node, ..context });
+    cluster.machines[0].restart(cluster.now);
+    let (again, _) = cluster.add(0, "q", &range);
+    assert_eq!(again, address, "the leases ended with the boot");
+    assert_eq!(owners(&cluster.document("10.0.0.0/24")).len(), 1);
+}
+
+#[test]
+fn a_requested_address_is_claimed_handed_over_or_refused_by_name() {
+    let mut cluster = Cluster::new(2);
+    let range = range("10.0.0.0/24");
+    let exact = |text: &str| -> IpAddr { text.parse().unwrap() };
+    let add = |cluster: &mut Cluster, at, pod: &str, text: &str| {
+        let address = exact(text);
+        let room = Room::Exact(address);
+        cluster
+            .try_add(
+                at,
+                pod,
+                &range,
+                Some(address),
+                room,
+                Duration::from_secs(15),
+            )
+            .0
+    };
+    assert_eq!(
+        add(&mut cluster, 0, "a", "10.0.0.77"),
+        Ok(exact("10.0.0.77"))
+    );
+    assert_eq!(cluster.machines[0].parts(), ["10.0.0.77/32"]);
+    // Another node's, and leased there.
+    let held = add(&mut cluster, 1, "b", "10.0.0.77").unwrap_err();
+    assert_eq!(held.message, "10.0.0.0/24: asked n0 for room; try again");
+    cluster.machines[0].release("a");
+    assert_eq!(
+        add(&mut cluster, 1, "b", "10.0.0.77"),
+        Ok(exact("10.0.0.77"))
+    );
+    cluster.edit("10.0.0.0/24", |document| {
+        let part = Part {
+            reserved: Some("whereabouts: ml/worker-0".into()),
+            ..Part::default()
+        };
+        document.parts.insert("10.0.0.99/32".parse().unwrap(), part);
+    });
+    let reserved = add(&mut cluster, 1, "c", "10.0.0.99").unwrap_err();
+    assert_eq!(
+        reserved.message,
+        "10.0.0.99/32 is reserved: whereabouts: ml/worker-0"
+    );
+    assert_eq!(reserved.kind, FailureKind::HeldByAnotherNode);
+}
+
+#[test]
+fn a_node_has_one_network_of_a_range_which_outlives_its_disk() {
+    let mut cluster = Cluster::new(2);
+    let per_node = PerNode {
+        prefix: 29,
+        gateway: Some(Gateway::First),
+    };
+    let range = range("10.0.0.0/16").divided(Some(per_node)).unwrap();
+    let room = Room::Network(per_node);
+    let add = |cluster: &mut Cluster, at, pod: &str| {
+        cluster
+            .try_add(at, pod, &range, None, room, Duration::from_secs(15))
+            .0
+    };
+    let first = add(&mut cluster, 0, "a").unwrap();
+    for pod in ["b", "c", "d", "e"] {
+        add(&mut cluster, 0, pod).unwrap();
+    }
+    let network = cluster.machines[0].parts();
+    let full = add(&mut cluster, 0, "f").unwrap_err();
+    assert_eq!(
+        full.message,
+        format!("the network {} of this node is used up", network[0])
+    );
+    assert!(!network.contains(&add(&mut cluster, 1, "a").unwrap().to_string()));
+    // Reinstalled: same name, another disk.
+    let name = cluster.machines[0].context.node.name.clone();
+    cluster.machines[0] = Machine::new(cluster.share.path(), &name, cluster.now);
+    assert_eq!(add(&mut cluster, 0, "a"), Ok(first));
+    assert_eq!(cluster.machines[0].parts(), network);
+}
+
+#[test]
+fn an_assigned_network_is_its_nodes_with_the_gateway_of_the_range() {
+    let mut cluster = Cluster::new(1);
+    let word = |cluster: &mut Cluster, change: PartsChange| {
+        let now = cluster.now;
+        cluster.machines[0].space.administer(&change, now)
+    };
+    let part = "10.0.7.16/29".to_owned();
+    let assign = PartsChange::Assign {
+        part: part.clone(),
+        node: "n0".into(),
+    };
+    let changed = word(&mut cluster, assign.clone()).unwrap();
+    assert_eq!(changed.changed, std::slice::from_ref(&part));
+    let per_node = PerNode {
+        prefix: 29,
+        gateway: Some(Gateway::First),
+    };
+    let range = range("10.0.0.0/16").divided(Some(per_node)).unwrap();
+    let room = Room::Network(per_node);
+    let (address, _) = cluster.try_add(0, "a", &range, None, room, Duration::from_secs(15));
+    assert_eq!(address, Ok("10.0.7.18".parse().unwrap()));
+    let busy = word(&mut cluster, PartsChange::ReleasePart(part.clone())).unwrap_err();
+    assert!(busy.message.contains("are leased or cool down"), "{busy}");
+    cluster.machines[0].release("a");
+    let kept = word(&mut cluster, PartsChange::GiveBack).unwrap().kept;
+    assert_eq!(
+        kept,
+        [(part.clone(), "it is this node's network".to_owned())]
+    );
+    let changed = word(&mut cluster, PartsChange::ReleasePart(part.clone())).unwrap();
+    assert_eq!(changed.changed, [part]);
+    let wrong = word(&mut cluster, PartsChange::ReleasePart("10.0.0.0/8".into())).unwrap_err();
+    assert!(
+        wrong.message.contains("is not a part of one subnet"),
+        "{wrong}"
+    );
+}
+
+#[test]
+fn the_parts_of_a_dead_node_are_released_by_an_administrator() {
+    let mut cluster = Cluster::new(2);
+    let range = range("10.0.0.0/24");
+    cluster.add(0, "a", &range);
+    cluster.add(1, "a", &range);
+    let now = cluster.now;
+    let release = PartsChange::ReleaseNode("n0".into());
+    assert!(cluster.machines[0].space.administer(&release, now).is_err());
+    let changed = cluster.machines[1]
+        .space
+        .administer(&release, now)
+        .unwrap()
+        .changed;
+    assert_eq!(changed.len(), 1);
+    assert_eq!(owners(&cluster.document("10.0.0.0/24")).len(), 1);
+    // If it lives nevertheless, it leases from it no more.
+    cluster.run(Duration::from_secs(11));
+    assert!(cluster.machines[0].parts().is_empty());
+}
+
+#[test]
+fn a_node_that_leaves_gives_all_back_that_has_no_lease() {
+    let mut cluster = Cluster::new(1);
+    let range = range("10.0.0.0/24");
+    for pod in ["a", "b", "c"] {
+        cluster.add(0, pod, &range);
+    }
+    cluster.machines[0].release("a");
+    cluster.machines[0].release("b");
+    let now = cluster.now;
+    let changed = cluster.machines[0]
+        .space
+        .administer(&PartsChange::GiveBack, now)
+        .unwrap();
+    assert_eq!(changed.kept.len(), 1, "{changed:?}");
+    assert!(!changed.changed.is_empty());
+    assert_eq!(owners(&cluster.document("10.0.0.0/24")).len(), 1);
+}
+
+#[test]
+fn an_old_document_is_not_believed_and_the_node_keeps_what_it_has() {
+    let mut cluster = Cluster::new(2);
+    let range = range("10.0.0.0/24");
+    let backup = cluster.share.path().join("default/10.0.0.0-24");
+    cluster.add(1, "a", &range);
+    let old: Vec<(std::path::PathBuf, Vec<u8>)> = std::fs::read_dir(&backup)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.clone(), std::fs::read(path).unwrap()))
+        .collect();
+    let (address, _) = cluster.add(0, "a", &range);
+    std::fs::remove_dir_all(&backup).unwrap();
+    std::fs::create_dir(&backup).unwrap();
+    for (path, text) in old {
+        std::fs::write(path, text).unwrap();
+    }
+    cluster.run(Duration::from_secs(30));
+    let document = cluster.document("10.0.0.0/24");
+    let (whole, part) = document
+        .parts
+        .iter()
+        .find(|(part, _)| part.contains(address))
+        .unwrap();
+    assert_eq!(part.node, "n0");
+    assert_eq!(cluster.machines[0].parts(), [whole.to_string()]);
+    let refused = cluster.try_add(
+        0,
+        "b",
+        &range,
+        None,
+        Room::Addresses(8),
+        Duration::from_secs(3),
+    );
+    drop(refused);
+    cluster.run(Duration::from_mins(16));
+    cluster.add(0, "c", &range);
+}
+
+#[test]
+fn a_share_that_is_not_mounted_is_named_and_nothing_is_written() {
+    let mut cluster = Cluster::new(1);
+    std::fs::remove_file(cluster.share.path().join("FORMAT")).unwrap();
+    let range = range("10.0.0.0/24");
+    let (refused, _) = cluster.try_add(
+        0,
+        "a",
+        &range,
+        None,
+        Room::Addresses(1),
+        Duration::from_secs(6),
+    );
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.kind, FailureKind::TryAgain);
+    assert!(refused.message.contains("mount the share"), "{refused}");
+    assert_eq!(std::fs::read_dir(cluster.share.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn questions_for_more_ranges_than_a_node_claims_for_are_refused() {
+    let mut cluster = Cluster::new(1);
+    let now = cluster.now;
+    let mut answers = Vec::new();
+    for third in 0..=MAX_GOALS {
+        let range = range(&format!("10.{}.{}.0/24", third / 256, third % 256));
+        answers.push(cluster.machines[0].ask(&range, Room::Addresses(1), now));
+    }
+    let last = answers.pop().unwrap().try_recv().unwrap().unwrap_err();
+    assert_eq!(last.kind, FailureKind::TryAgain);
+}
+
+#[test]
+fn the_lease_of_a_part_that_is_cut_stays() {
+    let mut cluster = Cluster::new(2);
+    let range = range("10.0.0.0/29");
+    let mut all = BTreeSet::new();
+    for pod in ["a", "b", "c", "d", "e", "f"] {
+        all.insert(cluster.add(0, pod, &range).0);
+    }
+    assert_eq!(all.len(), 6);
+    cluster.machines[0].release("c");
+    let (address, took) = cluster.add(1, "g", &range);
+    assert!(took <= Duration::from_secs(10), "{took:?}");
+    let leased = |_: &mut Owned, leased: &Leased<'_>| leased.of(single(address)).unwrap();
+    let machine = &cluster.machines[0];
+    let uses = owned::change(
+        &machine.leases(),
+        &machine.context.state_dir,
+        &address_space(),
+        leased,
+    );
+    assert!(
+        !uses
+            .unwrap()
+            .iter()
+            .any(|(_, used)| *used == ipam::leases::Use::Leased)
+    );
+}
+
+#[test]
+fn a_space_without_anything_of_the_node_is_idle() {
+    let mut cluster = Cluster::new(1);
+    cluster.run(Duration::from_secs(30));
+    assert!(cluster.machines[0].space.is_idle());
+}

@@ -1,0 +1,93 @@
+//! What a container gets for the units it was given: a pure function of the snapshot.
+
+use std::collections::HashSet;
+
+use hca::HcaId;
+use kubelet_api::deviceplugin::ContainerAllocateResponse;
+
+use crate::config::ResourceName;
+use crate::deliver;
+use crate::snapshot::{Member, Snapshot, Unit};
+
+/// Why a container does not get a unit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    #[error("{resource} has no unit {unit:?}; the kubelet's list is older than this configuration")]
+    NoSuchUnit {
+        resource: ResourceName,
+        unit: String,
+    },
+    #[error("unit {unit} of {resource} cannot be used: {why}")]
+    Unusable {
+        resource: ResourceName,
+        unit: String,
+        why: String,
+    },
+}
+
+/// The answer for one container.
+///
+/// # Errors
+/// The first unit that cannot be handed over, and why; nothing is handed over then.
+pub fn allocate(snapshot: &Snapshot, ids: &[String]) -> Result<ContainerAllocateResponse, Refused> {
+    let mut members: Vec<&Member> = Vec::new();
+    let mut chosen: HashSet<&HcaId> = HashSet::new();
+    let mut slots: Vec<&String> = Vec::new();
+    for id in ids {
+        let found = snapshot.unit(id).ok_or_else(|| Refused::NoSuchUnit {
+            resource: snapshot.resource().clone(),
+            unit: id.clone(),
+        })?;
+        let usable = match found {
+            Unit::Member(member) => usable(snapshot, id, std::slice::from_ref(member))?,
+            Unit::Slot(slot) => {
+                if let Some(reason) = slot.health.worst() {
+                    return Err(unusable(snapshot, id, reason));
+                }
+                slots.push(id);
+                continue;
+            }
+            Unit::Pool => {
+                usable(snapshot, id, snapshot.members())?;
+                // A port that is down now may be up again long before the container ends.
+                snapshot
+                    .members()
+                    .iter()
+                    .filter(|member| member.is_deliverable())
+                    .collect()
+            }
+        };
+        let usable = usable.into_iter();
+        members.extend(usable.filter(|member| chosen.insert(&member.hca.id)));
+    }
+    if snapshot.late().is_some() {
+        return Ok(deliver::slot::response(&slots));
+    }
+    Ok(deliver::response(snapshot, &members))
+}
+
+/// The members that can be used; an error if none can.
+fn usable<'s>(
+    snapshot: &Snapshot,
+    id: &str,
+    members: &'s [Member],
+) -> Result<Vec<&'s Member>, Refused> {
+    let healthy: Vec<&Member> = members.iter().filter(|m| m.health.is_healthy()).collect();
+    if !healthy.is_empty() {
+        return Ok(healthy);
+    }
+    let reasons = members.iter().filter_map(|member| {
+        let reason = member.health.worst()?;
+        Some(format!("{}: {reason}", member.hca.id))
+    });
+    let reasons: Vec<String> = reasons.collect();
+    Err(unusable(snapshot, id, reasons.join("; ")))
+}
+
+fn unusable(snapshot: &Snapshot, id: &str, why: impl std::fmt::Display) -> Refused {
+    Refused::Unusable {
+        resource: snapshot.resource().clone(),
+        unit: id.to_owned(),
+        why: why.to_string(),
+    }
+}

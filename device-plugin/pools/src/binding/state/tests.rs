@@ -1,0 +1,262 @@
+use kubelet_api::client::Held;
+
+use super::*;
+use crate::binding::record::Since;
+use crate::checkpoint::Owners;
+use crate::holdings::AskedAt;
+
+const SLOT: &str = "slot_3e71787e_0";
+
+fn pod(name: &str, uid: &str) -> Pod {
+    Pod {
+        namespace: "ml".into(),
+        name: name.into(),
+        uid: Some(uid.into()),
+    }
+}
+
+fn binding() -> Binding {
+    Binding {
+        resource: "rdma/nic".into(),
+        created: 100,
+        stage: Stage::Started,
+        since: Since(Some(Instant::now())),
+        ..Binding::new(
+            &"0000:3b:00.0".parse().unwrap(),
+            SLOT,
+            &pod("a", "u1"),
+            Some("s1"),
+        )
+    }
+}
+
+/// What a kubelet lists that gave the slot to this pod, if to any.
+fn list(holder: Option<(&str, &str)>, at: Instant) -> Holdings {
+    let held = holder.map(|(namespace, pod)| Held {
+        namespace: namespace.into(),
+        pod: pod.into(),
+        container: "main".into(),
+        resource: "rdma/nic".into(),
+        ids: vec![SLOT.into()],
+    });
+    let asked = AskedAt {
+        at,
+        ..AskedAt::now()
+    };
+    Holdings::listed(held.into_iter().collect(), asked)
+}
+
+/// A minute after the binding, by a list of that time.
+fn world(one: &Binding, holder: Option<(&str, &str)>, processes: Processes) -> World {
+    let now = one.since.0.unwrap() + 2 * ADD_TIMEOUT;
+    let all = BTreeMap::from([(one.hca.clone(), one.clone())]);
+    World {
+        bindings: Arc::new(Bindings {
+            all,
+            ..Bindings::default()
+        }),
+        attached: Attached::default(),
+        held: Some(Arc::new(list(holder, now))),
+        allocated: BTreeMap::new(),
+        lacking: Lacking::new(),
+        processes: BTreeMap::from([(one.hca.clone(), processes)]),
+        asker: None,
+        cgroup: None,
+        now,
+        seconds: 1000,
+    }
+}
+
+fn is_over(one: &Binding, world: &World) -> bool {
+    matches!(binding_state(one, world), State::Over(_))
+}
+
+fn is_in_use(one: &Binding, world: &World) -> bool {
+    matches!(binding_state(one, world), State::InUse(_))
+}
+
+#[test]
+fn a_binding_is_over_when_list_and_cgroup_say_so() {
+    use Processes::{Ended, Running, Unknown};
+    let own = Some(("ml", "a"));
+    for (holder, processes, is_expected) in [
+        (own, Running, false),
+        // A container is restarted, or the pod has no process yet.
+        (own, Ended, false),
+        (own, Unknown, false),
+        (Some(("", "u1")), Ended, false),
+        (None, Ended, true),
+        (Some(("ml", "b")), Ended, true),
+        (Some(("", "u2")), Ended, true),
+        // Deleted by force: the list is silent, and the containers run.
+        (None, Running, false),
+        (Some(("ml", "b")), Running, false),
+        // One list alone is not enough.
+        (None, Unknown, false),
+        (Some(("ml", "b")), Unknown, false),
+    ] {
+        let one = binding();
+        let world = world(&one, holder, processes);
+        assert_eq!(
+            is_over(&one, &world),
+            is_expected,
+            "{holder:?} {processes:?}"
+        );
+    }
+}
+
+#[test]
+fn what_the_journal_has_is_in_use_whatever_else_is_said() {
+    let one = binding();
+    let mut world = world(&one, None, Processes::Ended);
+    let attached = |sandbox: &str, hca: &str| Attached {
+        slots: BTreeSet::from([(sandbox.to_owned(), hca.parse().unwrap())]),
+        ..Attached::default()
+    };
+    let unreadable = Attached {
+        unreadable: BTreeSet::from(["s1".to_owned()]),
+        ..Attached::default()
+    };
+    for (journal, is_expected) in [
+        (attached("s1", "0000:3b:00.0"), true),
+        (unreadable, true),
+        (attached("s1", "0000:3b:00.1"), false),
+        (attached("s2", "0000:3b:00.0"), false),
+    ] {
+        world.attached = journal;
+        assert_eq!(is_in_use(&one, &world), is_expected, "{:?}", world.attached);
+    }
+}
+
+#[test]
+fn without_a_cgroup_two_lists_decide() {
+    let one = binding();
+    let mut world = world(&one, None, Processes::Unknown);
+    assert!(matches!(binding_state(&one, &world), State::Unknown(_)));
+    world.lacking = lacking(&world);
+    // The same list again, and one that came too soon.
+    assert!(!is_over(&one, &world));
+    let later = |by: Duration| Some(Arc::new(list(None, world.now + by)));
+    let (soon, late) = (later(Duration::from_secs(14)), later(LIST_INTERVAL));
+    let again = World {
+        held: soon,
+        ..world.clone()
+    };
+    assert!(!is_over(&one, &again));
+    assert_eq!(lacking(&again), world.lacking, "the first one counts");
+    let again = World {
+        held: late.clone(),
+        ..world.clone()
+    };
+    assert!(is_over(&one, &again));
+    // It was bound anew, or the pod was listed in between.
+    let anew = Binding {
+        created: 101,
+        ..binding()
+    };
+    assert!(!is_over(&anew, &again));
+    world.held = Some(Arc::new(list(Some(("ml", "a")), world.now)));
+    assert_eq!(lacking(&world), Lacking::new());
+}
+
+#[test]
+fn a_list_that_is_older_than_the_binding_says_nothing() {
+    let one = binding();
+    let mut world = world(&one, None, Processes::Ended);
+    for held in [None, Some(Arc::new(list(None, one.since.0.unwrap())))] {
+        world.held = held;
+        assert!(matches!(binding_state(&one, &world), State::Unknown(_)));
+        assert_eq!(why_ended(&one, &world), None);
+    }
+}
+
+#[test]
+fn an_add_has_time_to_start_its_pod() {
+    let one = Binding {
+        stage: Stage::Bound,
+        ..binding()
+    };
+    let mut world = world(&one, None, Processes::Ended);
+    assert!(is_over(&one, &world));
+    world.now = one.since.0.unwrap() + ADD_TIMEOUT / 2;
+    assert!(!is_over(&one, &world));
+}
+
+#[test]
+fn a_pod_of_the_same_name_with_another_uid_is_another_one() {
+    let one = binding();
+    for (uid, is_expected) in [("u1", false), ("u2", true)] {
+        let mut world = world(&one, None, Processes::Ended);
+        let owners = Owners::of(&[(uid, "rdma/nic", SLOT)]);
+        let list = list(Some(("ml", "a")), world.now).with_owners(owners);
+        world.held = Some(Arc::new(list));
+        assert_eq!(is_over(&one, &world), is_expected, "{uid}");
+    }
+}
+
+#[test]
+fn the_asker_has_its_slots_by_the_kubelets_word() {
+    let one = binding();
+    let mut world = world(&one, Some(("ml", "a")), Processes::Ended);
+    let mut asked = |pod: Pod, sandbox: Option<&str>| {
+        world.asker = Some(Asker {
+            pod,
+            sandbox: sandbox.map(str::to_owned),
+            slots: BTreeSet::from([SLOT.to_owned()]),
+        });
+        binding_state(&one, &world)
+    };
+    assert!(matches!(asked(pod("a", "u1"), Some("s1")), State::InUse(_)));
+    assert!(matches!(asked(pod("a", "u1"), None), State::InUse(_)));
+    assert_eq!(asked(pod("a", "u1"), Some("s2")), State::Over(NEW_SANDBOX));
+    // The checkpoint was not read, and the list has only the name.
+    assert!(matches!(asked(pod("a", "u2"), Some("s2")), State::Over(_)));
+}
+
+/// The journal still had the earlier one when the slot was bound again.
+#[test]
+fn a_slot_that_was_bound_again_has_the_newer_binding_alone() {
+    let one = binding();
+    let newer = Binding {
+        hca: "0000:3b:00.1".parse().unwrap(),
+        sandbox: Some("s2".into()),
+        created: 101,
+        ..binding()
+    };
+    let mut world = world(&one, Some(("ml", "a")), Processes::Running);
+    let mut all = Bindings::clone(&world.bindings);
+    all.all.insert(newer.hca.clone(), newer.clone());
+    world.bindings = Arc::new(all);
+    assert!(is_over(&one, &world) && !is_over(&newer, &world));
+    world.attached.slots = BTreeSet::from([("s1".to_owned(), one.hca.clone())]);
+    assert!(!is_over(&one, &world));
+}
+
+#[test]
+fn an_owner_is_named_with_the_reason() {
+    let one = binding();
+    let mut world = world(&one, None, Processes::Running);
+    let said = |world: &World, hca: &str| {
+        let hca: HcaId = hca.parse().unwrap();
+        let owner = owner(&hca, world);
+        (owner.is_free(), owner.is_ending(), owner.to_string())
+    };
+    let (is_free, is_ending, text) = said(&world, "0000:3b:00.0");
+    assert!(!is_free && is_ending && text.contains("pod ml/a"), "{text}");
+    let mut all = Bindings::clone(&world.bindings);
+    let id = |hca: &str| -> HcaId { hca.parse().unwrap() };
+    all.unreadable
+        .insert(id("0000:3b:00.1"), "it is damaged".into());
+    all.in_use.insert(id("0000:3b:00.2"), "process 4711".into());
+    world.bindings = Arc::new(all);
+    world.attached.slots = BTreeSet::from([("s9".to_owned(), id("0000:3b:00.3"))]);
+    for (hca, word) in [
+        ("0000:3b:00.1", "damaged"),
+        ("0000:3b:00.2", "process 4711"),
+        ("0000:3b:00.3", "journal"),
+    ] {
+        let (is_free, is_ending, text) = said(&world, hca);
+        assert!(!is_free && !is_ending && text.contains(word), "{text}");
+    }
+    assert!(said(&world, "0000:3b:00.4").0);
+}

@@ -1,0 +1,274 @@
+//! Damps what ports do, so that a link that flaps does not make its units flap.
+//!
+//! A port that goes down is reported at once (unless a delay is configured); one that comes back
+//! has to stay up for a moment, and longer if it went down often of late. Missing nodes and devices
+//! are not damped: nothing can be delivered without them, and everything once they are there.
+//!
+//! Time comes in as a parameter; nothing here reads a clock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use hca::HcaId;
+
+use crate::config::{Damping, ResourceName};
+use crate::snapshot::{Snapshot, UnhealthyReason};
+
+/// What ports did so far, for every HCA of every resource.
+#[derive(Debug, Default)]
+pub struct Damper {
+    tracks: BTreeMap<(ResourceName, HcaId), Track>,
+}
+
+/// The history of one HCA in one resource.
+#[derive(Debug)]
+struct Track {
+    /// Whether its ports were seen able to carry traffic, and since when.
+    up: bool,
+    since: Instant,
+    /// Whether that was reported to the kubelet.
+    reported_up: bool,
+    /// When they went down, oldest first, within the window.
+    downs: VecDeque<Instant>,
+    /// What was last seen wrong.
+    trouble: String,
+}
+
+impl Damper {
+    /// Replaces what each member's ports are by what is to be reported of them. Returns when to look
+    /// again at the latest, because a delay ends then.
+    pub fn damp(
+        &mut self,
+        pools: &mut [Snapshot],
+        damping: &Damping,
+        now: Instant,
+    ) -> Option<Instant> {
+        let mut again: Option<Instant> = None;
+        let mut tracks = BTreeMap::new();
+        for pool in pools {
+            let resource = pool.resource().clone();
+            for member in pool.members_mut() {
+                let key = (resource.clone(), member.hca.id.clone());
+                let known = self.tracks.remove(&key);
+                // What is not here, or cannot be read, says nothing about its ports.
+                if member.health.has(|reason| {
+                    matches!(
+                        reason,
+                        UnhealthyReason::Gone | UnhealthyReason::Unreadable(_)
+                    )
+                }) {
+                    tracks.extend(known.map(|track| (key, track)));
+                    continue;
+                }
+                let of_port = |reason: &UnhealthyReason| matches!(reason, UnhealthyReason::Port(_));
+                let trouble = member
+                    .health
+                    .reasons()
+                    .iter()
+                    .find(|reason| of_port(reason));
+                let trouble = trouble.map(ToString::to_string);
+                let up = trouble.is_none();
+                let mut track = known.unwrap_or_else(|| Track::begin(up, now));
+                track.see(up, now, damping);
+                track.trouble = trouble.unwrap_or(track.trouble);
+                let (reason, due) = track.judge(now, damping);
+                tracks.insert(key, track);
+                member.health.remove(of_port);
+                reason
+                    .into_iter()
+                    .for_each(|reason| member.health.add(reason));
+                again = again.into_iter().chain(due).min();
+            }
+        }
+        // Of what is in no pool any more nothing is kept.
+        self.tracks = tracks;
+        again
+    }
+}
+
+impl Track {
+    /// The first sight counts as it is.
+    fn begin(up: bool, now: Instant) -> Self {
+        Self {
+            up,
+            since: now,
+            reported_up: up,
+            downs: VecDeque::new(),
+            trouble: String::new(),
+        }
+    }
+
+    fn see(&mut self, up: bool, now: Instant, damping: &Damping) {
+        if up != self.up {
+            self.up = up;
+            self.since = now;
+            if !up {
+                self.downs.push_back(now);
+            }
+        }
+        while self
+            .downs
+            .front()
+            .is_some_and(|at| now.saturating_duration_since(*at) > damping.flap_window)
+        {
+            self.downs.pop_front();
+        }
+    }
+
+    /// What to report, and when that may change by itself.
+    fn judge(
+        &mut self,
+        now: Instant,
+        damping: &Damping,
+    ) -> (Option<UnhealthyReason>, Option<Instant>) {
+        let flapping = self.downs.len() >= usize::try_from(damping.flaps).unwrap_or(usize::MAX);
+        let delay = match (self.up, flapping) {
+            (false, _) => damping.down_delay,
+            (true, false) => damping.up_delay,
+            (true, true) => damping.flap_hold.max(damping.up_delay),
+        };
+        // A time that the clock cannot hold never comes.
+        let due = self.since.checked_add(delay);
+        if self.reported_up != self.up && due.is_some_and(|due| now >= due) {
+            self.reported_up = self.up;
+        }
+        let again = due.filter(|_| self.reported_up != self.up);
+        let reason = match (self.reported_up, self.up) {
+            (true, _) => None,
+            (false, false) => Some(UnhealthyReason::Port(self.trouble.clone())),
+            (false, true) if flapping => Some(UnhealthyReason::Flapping(format!(
+                "its ports went down {} times within {:?}; waiting for {delay:?} without a change",
+                self.downs.len(),
+                damping.flap_window
+            ))),
+            (false, true) => Some(UnhealthyReason::Port(format!(
+                "active again; waiting for {delay:?} without a change"
+            ))),
+        };
+        (reason, again)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const DAMPING: Damping = Damping {
+        down_delay: Duration::ZERO,
+        up_delay: Duration::from_secs(1),
+        flaps: 3,
+        flap_window: Duration::from_secs(60),
+        flap_hold: Duration::from_secs(30),
+    };
+
+    /// Feeds states at seconds; returns whether the unit is shown healthy after each.
+    fn play(damping: &Damping, states: &[(u64, bool)]) -> Vec<bool> {
+        let start = Instant::now();
+        let mut track = Track::begin(states[0].1, start);
+        let at = |second: u64| start + Duration::from_secs(second);
+        states
+            .iter()
+            .map(|(second, up)| {
+                track.see(*up, at(*second), damping);
+                track.judge(at(*second), damping).0.is_none()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn down_is_reported_at_once_and_up_after_a_moment() {
+        let healthy = play(
+            &DAMPING,
+            &[(0, true), (5, false), (6, true), (7, true), (8, true)],
+        );
+        assert_eq!(healthy, [true, false, false, true, true]);
+    }
+
+    #[test]
+    fn the_first_sight_is_taken_as_it_is() {
+        assert_eq!(play(&DAMPING, &[(0, false)]), [false]);
+        assert_eq!(play(&DAMPING, &[(0, true)]), [true]);
+    }
+
+    #[test]
+    fn a_flapping_port_has_to_calm_down_first() {
+        let mut states = vec![(0, true)];
+        for second in [2, 4, 6] {
+            states.extend([(second, false), (second + 1, true)]);
+        }
+        states.extend([(10, true), (36, true), (37, true)]);
+        let healthy = play(&DAMPING, &states);
+        assert_eq!(healthy[1..=6], [false; 6]);
+        assert_eq!(healthy[7..], [false, false, true]);
+    }
+
+    #[test]
+    fn old_changes_are_forgotten() {
+        let states = [
+            (0, true),
+            (1, false),
+            (10, true),
+            (20, false),
+            (30, true),
+            (90, false),
+            (95, true),
+            (96, true),
+        ];
+        assert_eq!(play(&DAMPING, &states).last(), Some(&true));
+    }
+
+    #[test]
+    fn a_short_loss_can_be_overlooked() {
+        let delayed = Damping {
+            down_delay: Duration::from_secs(5),
+            ..DAMPING
+        };
+        let healthy = play(
+            &delayed,
+            &[
+                (0, true),
+                (1, false),
+                (3, false),
+                (4, true),
+                (10, false),
+                (15, false),
+            ],
+        );
+        assert_eq!(healthy, [true, true, true, true, true, false]);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_time_makes_the_damper_panic(
+            times: [u64; 4],
+            flaps: u32,
+            steps in proptest::collection::vec((0_u64..1 << 40, proptest::bool::ANY), 1..8),
+        ) {
+            let [down_delay, up_delay, flap_window, flap_hold] = times.map(Duration::from_secs);
+            let damping = Damping { down_delay, up_delay, flaps, flap_window, flap_hold };
+            let start = Instant::now();
+            let mut track = Track::begin(steps[0].1, start);
+            for (seconds, up) in steps {
+                let now = start + Duration::from_secs(seconds);
+                track.see(up, now, &damping);
+                track.judge(now, &damping);
+            }
+        }
+    }
+
+    #[test]
+    fn says_when_to_scan_again_and_why_it_waits() {
+        let start = Instant::now();
+        let mut track = Track::begin(true, start);
+        track.see(false, start, &DAMPING);
+        assert_eq!(track.judge(start, &DAMPING).1, None);
+        let later = start + Duration::from_secs(4);
+        track.see(true, later, &DAMPING);
+        let (reason, again) = track.judge(later, &DAMPING);
+        assert_eq!(again, Some(later + DAMPING.up_delay));
+        let reason = reason.unwrap().to_string();
+        assert!(reason.contains("active again"), "{reason}");
+    }
+}
