@@ -91,14 +91,13 @@ fn our_ipam_gives_and_takes_addresses() -> Result<()> {
 fn an_unusable_store_leaves_nothing() -> Result<()> {
     let host = CniHost::new()?;
     let before = host.picture()?;
-    let file = host.directory().join("policy.json/leases");
-    host.policy(&json!({"stores": {"default": {"type": "file", "directory": file}}}))?;
+    std::fs::write(host.root().join("run/rdma-netdev"), "")?;
     let pod = host.pod()?;
     let ipam = host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({}));
     let config = macvlan(&host, json!({"ipam": ipam}));
     let (code, message) = refused(&host.call(&pod, "c1", "net1"), "ADD", &config)?;
     assert_eq!(code, 105, "{message}");
-    assert!(message.contains("policy.json/leases"), "{message}");
+    assert!(message.contains("run/rdma-netdev/leases"), "{message}");
     assert!(link(&pod, "net1").is_err());
     same(&before, &host.picture()?, "after the refusal")
 }
