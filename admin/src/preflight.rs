@@ -210,7 +210,7 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
             });
             let units = match pool.sharing {
                 Sharing::Pooled { .. } => snapshot.shared_units(),
-                Sharing::Slots { .. } => member.slots,
+                Sharing::Shares { .. } => member.shares,
                 Sharing::Exclusive { .. } | Sharing::Late(_) => 1,
             };
             for device in names {

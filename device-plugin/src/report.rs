@@ -296,6 +296,11 @@ impl Report {
             units: pool.units(),
             delivery: delivery.map(|snapshot| word(&snapshot.pool().delivery)),
             hcas: members.map(hca).collect(),
+            free_aligned: self
+                .bindings
+                .free_aligned
+                .get(pool.resource.as_str())
+                .copied(),
             held,
             registered: state.registered,
             streaming: state.streaming_since.is_some(),

@@ -151,11 +151,8 @@ impl MacAddress {
     /// The port GUID inside an IPoIB address (its last eight bytes; RFC 4391 section 9.1.1).
     #[must_use]
     pub fn port_guid(&self) -> Option<Guid> {
-        if self.0.len() != 20 {
-            return None;
-        }
-        let bytes: [u8; 8] = self.0.get(12..)?.try_into().ok()?;
-        Some(Guid(u64::from_be_bytes(bytes)))
+        let bytes = self.0.last_chunk().filter(|_| self.0.len() == 20)?;
+        Some(Guid(u64::from_be_bytes(*bytes)))
     }
 
     /// True if every byte is zero, as of the loopback device.

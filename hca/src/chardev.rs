@@ -88,14 +88,10 @@ impl CharDevice {
     #[must_use]
     pub fn node(&self) -> Node {
         match std::fs::metadata(&self.path) {
-            Ok(meta) if meta.file_type().is_char_device() => {
-                let found = number_of(meta.rdev());
-                if found == self.number {
-                    Node::Ready
-                } else {
-                    Node::Stale { found }
-                }
-            }
+            Ok(meta) if meta.file_type().is_char_device() => match number_of(meta.rdev()) {
+                found if found == self.number => Node::Ready,
+                found => Node::Stale { found },
+            },
             _ if self.is_unseen() => Node::Ready,
             _ => Node::Missing,
         }

@@ -139,13 +139,9 @@ fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Found>)> {
             Ok(device) => devices.extend(device),
             Err(reason) => {
                 // Links are no attributes: no driver is asked for them.
-                let parent = host::follow(&class, &name)
-                    .and_then(|directory| match directory {
-                        Some(directory) => Parent::of(host, &directory),
-                        None => Ok(None),
-                    })
-                    .ok()
-                    .flatten();
+                let directory = host::follow(&class, &name).ok().flatten();
+                let parent = directory.map(|directory| Parent::of(host, &directory));
+                let parent = parent.and_then(|parent| parent.ok().flatten());
                 unreadable.push(Found {
                     fault: Some(reason),
                     ..hidden(host, name, parent.as_ref())?
@@ -157,18 +153,11 @@ fn rdma_devices(host: &Host) -> Result<(Vec<RdmaDevice>, Vec<Found>)> {
 }
 
 fn netdevs(host: &Host, rdma_devices: &[RdmaDevice]) -> Result<(Vec<Netdev>, Vec<String>)> {
-    let of_rdma: BTreeSet<&str> = rdma_devices
-        .iter()
-        .flat_map(|device| &device.ports)
-        .flat_map(|port| {
-            let of_gids = port
-                .gids
-                .entries
-                .iter()
-                .filter_map(|entry| entry.netdev.as_deref());
-            port.netdev.as_deref().into_iter().chain(of_gids)
-        })
-        .collect();
+    let ports = || rdma_devices.iter().flat_map(|device| &device.ports);
+    let of_gids = ports().flat_map(|port| &port.gids.entries);
+    let of_gids = of_gids.filter_map(|entry| entry.netdev.as_deref());
+    let of_ports = ports().filter_map(|port| port.netdev.as_deref());
+    let of_rdma: BTreeSet<&str> = of_ports.chain(of_gids).collect();
     let class = host.class("net");
     let (mut names, mut unreadable) = (Vec::new(), Vec::new());
     let concerns_us = |name: &str| -> Result<bool> {

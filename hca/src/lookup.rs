@@ -206,15 +206,11 @@ fn ports_of(
             ports.map(|port| port.number).collect()
         }
     };
-    let ports = of_netdev.into_iter();
-    Ok(ports.map(|number| port_id(device, number)).collect())
-}
-
-fn port_id(device: &str, port: u32) -> PortId {
-    PortId {
+    let id = |port| PortId {
         device: device.to_owned(),
         port,
-    }
+    };
+    Ok(of_netdev.into_iter().map(id).collect())
 }
 
 /// Ports of RDMA devices on other hardware that claim this netdev: of those without netdevs on their
@@ -246,7 +242,10 @@ fn claimed_ports(directory: &Path, device: &str, netdev: &Netdev) -> Result<BTre
             gids: &gid::table(&port)?.entries,
         };
         if association::claims(claim, netdev) {
-            ports.insert(port_id(device, number));
+            ports.insert(PortId {
+                device: device.to_owned(),
+                port: number,
+            });
         }
     }
     Ok(ports)

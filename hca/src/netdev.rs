@@ -140,10 +140,7 @@ pub fn read(host: &Host, name: &str) -> Result<Netdev> {
         kind: kind(&directory)?,
         // Down gives EINVAL, unknown gives -1; neither parses.
         speed_mbps: host::parsed(&directory, "speed")?,
-        driver: match &parent {
-            Some(parent) => parent.driver()?,
-            None => None,
-        },
+        driver: parent.as_ref().map_or(Ok(None), Parent::driver)?,
         auxiliary: parent.as_ref().and_then(|p| p.auxiliary.clone()),
         pci: parent.and_then(|p| p.pci).map(|(address, _)| address),
         master: host::link_name(&directory, "master")?,

@@ -191,13 +191,11 @@ pub(crate) fn read(directory: &Path, number: u32) -> Result<Port> {
     let text = |name| host::attribute(directory, name);
     let state = text("state")?.map_or(PortState::Unknown, |s| PortState::parse(&s));
     let phys_state = text("phys_state")?.unwrap_or_default();
+    let phys_word = phys_state.split_once(": ").map(|(_, word)| word);
     Ok(Port {
         number,
         state,
-        phys_state: match phys_state.split_once(": ") {
-            Some((_, word)) => word.to_owned(),
-            None => "Unknown".to_owned(),
-        },
+        phys_state: phys_word.unwrap_or("Unknown").to_owned(),
         rate: host::parsed(directory, "rate")?,
         link_layer: link_layer(directory)?,
         lid: host::hexadecimal(directory, "lid")?.unwrap_or(0),

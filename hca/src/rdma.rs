@@ -151,16 +151,14 @@ pub fn read(host: &Host, name: &str) -> Result<RdmaDevice> {
         node_type: text("node_type")?.map_or(NodeType::Unspecified, |t| NodeType::parse(&t)),
         firmware: text("fw_ver")?,
         board_id: text("board_id")?,
-        driver: match &parent {
-            _ if soft_parent.is_some() => Some(SOFT_ROCE.to_owned()),
-            Some(parent) => parent.driver()?,
-            None => None,
+        driver: match soft_parent {
+            Some(_) => Some(SOFT_ROCE.to_owned()),
+            None => parent.as_ref().map_or(Ok(None), Parent::driver)?,
         },
         soft_parent,
-        pci: match parent.as_ref().and_then(|p| p.pci.as_ref()) {
-            Some((address, directory)) => Some(pci::read_at(directory, *address)?),
-            None => None,
-        },
+        pci: (parent.as_ref().and_then(|p| p.pci.as_ref()))
+            .map(|(address, directory)| pci::read_at(directory, *address))
+            .transpose()?,
         subfunction: match &parent {
             Some(p) if auxiliary.as_deref().is_some_and(unit::is_subfunction) => {
                 host::parsed(&p.directory, "sfnum")?
@@ -258,13 +256,11 @@ fn assign_netdevs(host: &Host, parent: Option<&Parent>, device: &mut RdmaDevice)
 
 /// The netdev of this network namespace that a port claims, wherever that stands.
 fn claimed(host: &Host, claim: NetdevHints<'_>) -> Result<Option<Netdev>> {
-    let names: Vec<String> = if claim.is_anonymous() {
-        host::names(&host.class("net"))?
-    } else {
-        let mut names: Vec<String> = claim.names().map(str::to_owned).collect();
-        names.dedup();
-        names
+    let mut names: Vec<String> = match claim.is_anonymous() {
+        true => host::names(&host.class("net"))?,
+        false => claim.names().map(str::to_owned).collect(),
     };
+    names.dedup();
     for name in names {
         match netdev::read(host, &name) {
             Ok(netdev) if association::claims(claim, &netdev) => return Ok(Some(netdev)),

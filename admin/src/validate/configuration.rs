@@ -166,10 +166,10 @@ fn units(sharing: Sharing) -> String {
         Sharing::Pooled { units } => {
             format!("{} units, each with all HCAs", number(units, "the"))
         }
-        Sharing::Slots { per_hca, policy } => {
-            let slots = number(per_hca, "its");
+        Sharing::Shares { per_hca, policy } => {
+            let shares = number(per_hca, "its");
             format!(
-                "{slots} slots of each HCA, chosen by policy {}",
+                "{shares} shares of each HCA, chosen by policy {}",
                 word(&policy)
             )
         }

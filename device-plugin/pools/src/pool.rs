@@ -17,8 +17,8 @@ use crate::holdings::{HcaAllocation, Holder};
 use crate::host_snapshot::HostSnapshot;
 use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
-/// Slots of an HCA whose ports have no GID table that pods fill (InfiniBand).
-const SLOTS_WITHOUT_GIDS: u32 = 128;
+/// Shares of an HCA whose ports have no GID table that pods fill (InfiniBand).
+const DEFAULT_SHARES: u32 = 128;
 /// Bytes of one message that the kubelet's gRPC client accepts.
 const MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 /// Bytes of a unit in that message next to its identity: field headers, health, topology.
@@ -387,7 +387,7 @@ fn member(pool: &PoolConfig, hca: &Arc<Hca>, seen: &HostSnapshot, node: &Node) -
     Member {
         hca: hca.clone(),
         nodes,
-        slots: 0,
+        shares: 0,
         health: Health::from(reasons.chain(of_hca)),
     }
 }
@@ -446,7 +446,7 @@ fn units(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) -
     };
     match pool.sharing {
         Sharing::Exclusive { .. } | Sharing::Late(_) => {
-            members.iter_mut().for_each(|member| member.slots = 1);
+            members.iter_mut().for_each(|member| member.shares = 1);
             0
         }
         Sharing::Pooled { units } => {
@@ -456,22 +456,22 @@ fn units(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) -
             {
                 remarks.push(too_many(pool, units, room));
             }
-            units.or(room).unwrap_or(SLOTS_WITHOUT_GIDS)
+            units.or(room).unwrap_or(DEFAULT_SHARES)
         }
-        Sharing::Slots { per_hca, .. } => {
+        Sharing::Shares { per_hca, .. } => {
             let mut warned = false;
             for member in members.iter_mut() {
                 let room = room(member);
-                if let (Some(slots), Some(room), false) = (per_hca, room, warned)
-                    && slots > room
+                if let (Some(shares), Some(room), false) = (per_hca, room, warned)
+                    && shares > room
                 {
-                    remarks.push(too_many(pool, slots, room));
+                    remarks.push(too_many(pool, shares, room));
                     warned = true;
                 }
-                // One that is gone keeps the slots it had.
-                member.slots = match (per_hca, member.slots) {
-                    (Some(slots), _) => slots,
-                    (None, 0) => room.unwrap_or(SLOTS_WITHOUT_GIDS),
+                // One that is gone keeps the shares it had.
+                member.shares = match (per_hca, member.shares) {
+                    (Some(shares), _) => shares,
+                    (None, 0) => room.unwrap_or(DEFAULT_SHARES),
                     (None, had) => had,
                 };
             }
@@ -494,14 +494,14 @@ fn fit_one_message(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<
     let bytes = |members: &[Member], most: u32| -> usize {
         let unit = |member: &Member| {
             let identity = member.hca.id.to_string().len() + "_01234567_".len() + 5;
-            let slots = usize::try_from(member.slots.min(most)).unwrap_or(usize::MAX);
-            slots.saturating_mul(identity + UNIT_BYTES)
+            let shares = usize::try_from(member.shares.min(most)).unwrap_or(usize::MAX);
+            shares.saturating_mul(identity + UNIT_BYTES)
         };
         members.iter().map(unit).fold(0, usize::saturating_add)
     };
     let asked = members
         .iter()
-        .map(|member| member.slots)
+        .map(|member| member.shares)
         .max()
         .unwrap_or_default();
     if bytes(members, asked) <= MESSAGE_BYTES {
@@ -518,10 +518,10 @@ fn fit_one_message(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<
     }
     members
         .iter_mut()
-        .for_each(|member| member.slots = member.slots.min(fits));
+        .for_each(|member| member.shares = member.shares.min(fits));
     remarks.push(format!(
-        "{}: {asked} slots on each of {} HCAs do not fit one message to the kubelet (4 MiB); \
-         {fits} on each are offered",
+        "{}: {asked} shares of each of {} HCAs do not fit one message to the kubelet (4 MiB); \
+         {fits} of each are offered",
         pool.resource,
         members.len()
     ));

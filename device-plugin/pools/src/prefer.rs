@@ -33,7 +33,7 @@ pub fn prefer(
         Sharing::Pooled { .. } | Sharing::Late(_) => {
             return lowest_first(available, required, size);
         }
-        Sharing::Slots { policy, .. } | Sharing::Exclusive { policy } => policy,
+        Sharing::Shares { policy, .. } | Sharing::Exclusive { policy } => policy,
     };
     if policy == Policy::Numa
         && !snapshot.pool().sharing.is_shared()
@@ -110,7 +110,7 @@ impl<'s> Groups<'s> {
             });
             of_hca.insert(&member.hca.id, at);
             if let Some(group) = groups.get_mut(at) {
-                group.all += usize::try_from(member.slots).unwrap_or(usize::MAX);
+                group.all += usize::try_from(member.shares).unwrap_or(usize::MAX);
             }
         }
         let group = |id: &String| match snapshot.unit(id)? {

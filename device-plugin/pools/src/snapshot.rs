@@ -35,8 +35,8 @@ pub struct Member {
     pub hca: Arc<Hca>,
     /// Nodes that a container gets with it, in a fixed order.
     pub nodes: Vec<DeviceNode>,
-    /// Units it is good for in a pool of slots.
-    pub slots: u32,
+    /// Units it is good for in a pool of shares.
+    pub shares: u32,
     /// Whether it can be used.
     pub health: Health,
 }
@@ -307,8 +307,8 @@ impl Snapshot {
                 (pool == self.tag && share < self.shared_units && !self.members.is_empty())
                     .then_some(Unit::Pool)
             }
-            (Sharing::Slots { .. }, UnitId::Shared { hca, pool, share }) => member(&hca)
-                .filter(|member| pool == self.tag && share < member.slots)
+            (Sharing::Shares { .. }, UnitId::Shared { hca, pool, share }) => member(&hca)
+                .filter(|member| pool == self.tag && share < member.shares)
                 .map(Unit::Member),
             (Sharing::Exclusive { .. }, UnitId::Exclusive(hca)) => member(&hca).map(Unit::Member),
             (Sharing::Late(_), UnitId::Slot { pool, slot }) if pool == self.tag => {
@@ -321,7 +321,7 @@ impl Snapshot {
 
     /// The HCAs that a unit of this resource stands for; empty if the identity is none of ours.
     ///
-    /// A pod may hold a unit that is not offered any more, from a time with more slots or another
+    /// A pod may hold a unit that is not offered any more, from a time with more shares or another
     /// mode. Such a unit stands for its HCAs as well. A share of the whole pool stands for the
     /// members that the pool has now.
     pub fn hcas(&self, id: &str) -> Vec<HcaId> {
@@ -372,10 +372,10 @@ impl Snapshot {
                 healthy: members.clone().any(|member| member.health.is_healthy()),
                 numa_node: None,
             }],
-            Sharing::Slots { .. } => members
+            Sharing::Shares { .. } => members
                 .map(|member| {
                     let prefix = format!("{}_{}_", member.hca.id, self.tag);
-                    of_member(member, prefix, Some(member.slots))
+                    of_member(member, prefix, Some(member.shares))
                 })
                 .collect(),
             Sharing::Exclusive { .. } => members
@@ -460,7 +460,7 @@ mod tests {
 
     fn snapshot(sharing: Sharing, members: &[(&str, Health)]) -> Snapshot {
         let members = members.iter().map(|(id, health)| Member {
-            slots: 2,
+            shares: 2,
             health: health.clone(),
             ..Member::example(named(id, &[]))
         });
@@ -482,7 +482,7 @@ mod tests {
         ];
         for sharing in [
             Sharing::Pooled { units: Some(2) },
-            Sharing::Slots {
+            Sharing::Shares {
                 per_hca: None,
                 policy: Policy::Spread,
             },

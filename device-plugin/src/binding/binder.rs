@@ -24,6 +24,7 @@ use crate::node_paths::NodePaths;
 use crate::node_socket::pods::Pods;
 use crate::reader::{Reader, Readers};
 use crate::report::Report;
+use hca::Host;
 use hca::topology::Machine;
 use node_wire::{
     BIND_TIMEOUT, BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, Failure, FailureKind,
@@ -258,10 +259,7 @@ impl Binder {
             }
         }
         let host = self.paths.host.clone();
-        let read = move || match gpus::read(&host) {
-            Ok(gpus) => Ok(Arc::new(gpus)),
-            Err(error) => Err(error.to_string()),
-        };
+        let read = move || read_gpus(&host);
         let cannot = |why: String| {
             Failure::new(
                 FailureKind::CannotBind,
@@ -279,6 +277,19 @@ impl Binder {
         };
         let gpus = gpus.map_err(cannot)?;
         Ok((resolve(gpus.clone()).await?, gpus))
+    }
+
+    /// The GPUs that were read last; they are read for the next round if there are none. None without a pool
+    /// that needs them.
+    pub(super) fn known_gpus(&self) -> Option<Arc<Gpus>> {
+        let snapshots = self.report().snapshots();
+        snapshots.iter().find(|one| one.late().is_some())?;
+        let known = self.gpus.last().and_then(|last| last.value.ok());
+        if known.is_none() {
+            let host = self.paths.host.clone();
+            self.gpus.start(move || read_gpus(&host));
+        }
+        known
     }
 
     /// The GPUs of a pod, and the machine with all GPUs where the administrator says they are.
@@ -440,6 +451,13 @@ impl Binder {
     }
 }
 
+fn read_gpus(host: &Host) -> Result<Arc<Gpus>, String> {
+    match gpus::read(host) {
+        Ok(gpus) => Ok(Arc::new(gpus)),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// Whether the ADD that asked still waits: a binding for one that is over would keep HCAs from other
 /// pods.
 fn is_awaited(
@@ -513,7 +531,7 @@ fn detach(store: &Store, paths: &NodePaths, one: &Binding) -> Result<(), Failure
 }
 
 /// Puts GPUs and NICs where the administrator says, and NICs on the rails of the node's policy.
-fn placed(
+pub(super) fn placed(
     mut machine: Machine,
     topology: &TopologyConfig,
     paths: &NodePaths,

@@ -13,13 +13,16 @@ use node_wire::Failure;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::binder::{Binder, free, lock};
+use super::binder::{Binder, free, lock, placed};
 use super::containers::CgroupWatch;
 use super::contexts;
 use crate::node_paths::NodePaths;
+use crate::report::Report;
+use pools::binding::plan;
 use pools::binding::record::Bindings;
-use pools::binding::state::{PROCESSES, State, binding_state, lacking, why_ended};
+use pools::binding::state::{PROCESSES, State, World, binding_state, lacking, why_ended};
 use pools::deliver::slot::file_name;
+use pools::gpus::Gpus;
 use pools::holdings::Holdings;
 
 /// Time between two rounds where nothing happens.
@@ -82,7 +85,8 @@ impl Binder {
     async fn tidy(&self, held: Option<Arc<Holdings>>) -> Result<(), Failure> {
         let read = self.world(held, None);
         let (store, paths, known) = (self.store.clone(), self.paths.clone(), self.lacking.clone());
-        let hcas = self.report().exclusive_hcas();
+        let (report, gpus) = (self.report(), self.known_gpus());
+        let hcas = report.exclusive_hcas();
         let round = move || -> Result<_, Failure> {
             // Files before bindings: each is made after its binding.
             let files = files_of_slots(&paths);
@@ -108,9 +112,11 @@ impl Binder {
                 }
             }
             *lock(&known) = lacking(&world);
-            Ok((ended, contexts::read(&paths.host, &hcas)))
+            let free_aligned = gpus.map(|gpus| free_aligned(&report, &gpus, &paths, &world));
+            let used = contexts::read(&paths.host, &hcas);
+            Ok((ended, used, free_aligned.unwrap_or_default()))
         };
-        let (ended, used) = self.blocking(round).await??;
+        let (ended, used, free_aligned) = self.blocking(round).await??;
         let in_use = match used.is_empty() {
             true => Some(BTreeMap::new()),
             // A pod that has started since the last list may have them.
@@ -119,9 +125,27 @@ impl Binder {
                 listed.map(|listed| contexts::in_use(&used, &listed.hcas(), &self.bindings()))
             }
         };
-        self.store.note(ended, in_use);
+        self.store.note(ended, in_use, free_aligned);
         Ok(())
     }
+}
+
+/// For each pool with late binding, its HCAs that are free and near a GPU.
+fn free_aligned(
+    report: &Report,
+    gpus: &Gpus,
+    paths: &NodePaths,
+    world: &World,
+) -> BTreeMap<String, usize> {
+    let snapshots = report.snapshots().into_iter();
+    let late = snapshots.filter(|snapshot| snapshot.late().is_some());
+    let free = late.filter_map(|snapshot| {
+        let machine = gpus.in_machine(snapshot.machine());
+        let machine = placed(machine, &report.topology, paths).ok()?;
+        let free = plan::free_aligned(&snapshot, &machine, world);
+        (!gpus.all.is_empty()).then(|| (snapshot.resource().to_string(), free))
+    });
+    free.collect()
 }
 
 /// The CDI directory and the files of slots in it; none where it does not exist.

@@ -10,11 +10,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use attachment::journal::Lock;
 use hca::HcaId;
-use pools::binding::record::{Binding, Bindings, VERSION};
+use pools::binding::record::{Binding, Bindings, Since, VERSION};
 use tokio::sync::watch;
 
 /// The directory below that of the node's sockets.
@@ -153,12 +153,13 @@ impl Store {
         let directory = self.files.directory.display();
         let read = self.files.read();
         let mut read = read.map_err(|error| format!("list {directory}: {error}"))?;
-        if let Some(known) = self.all.borrow().as_deref() {
-            read.in_use.clone_from(&known.in_use);
-            read.ended.clone_from(&known.ended);
-            for (hca, one) in &mut read.all {
-                one.since = known.all.get(hca).map_or(one.since, |known| known.since);
-            }
+        let known = self.all.borrow().clone().unwrap_or_default();
+        read.in_use.clone_from(&known.in_use);
+        read.ended.clone_from(&known.ended);
+        read.free_aligned.clone_from(&known.free_aligned);
+        for (hca, one) in &mut read.all {
+            let now = Since(Some(Instant::now()));
+            one.since = known.all.get(hca).map_or(now, |known| known.since);
         }
         Ok(self.publish(read))
     }
@@ -192,7 +193,7 @@ impl Store {
         made.map_err(|error| format!("bind {}: {error}", binding.hca))?;
         if writer.is_none() {
             self.lock(&mut writer)?;
-            if *self.read()? != Bindings::default() {
+            if !self.read()?.is_empty() {
                 return Err("another daemon has bound HCAs in this moment; try again".to_owned());
             }
         }
@@ -226,10 +227,12 @@ impl Store {
         &self,
         ended: BTreeMap<HcaId, &'static str>,
         in_use: Option<BTreeMap<HcaId, String>>,
+        free_aligned: BTreeMap<String, usize>,
     ) {
         let _writer = self.writer();
         self.change(|all| {
             all.ended = ended;
+            all.free_aligned = free_aligned;
             all.in_use = in_use.unwrap_or(std::mem::take(&mut all.in_use));
         });
     }
@@ -277,6 +280,19 @@ mod tests {
             assert_eq!(read(), Bindings::default());
             assert_eq!(*store.load().unwrap(), read());
         }
+    }
+
+    #[test]
+    fn what_rounds_note_does_not_look_like_another_daemons_binding() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::at(dir.path());
+        store.load().unwrap();
+        let one = binding("0000:3b:00.0", "x");
+        let in_use = BTreeMap::from([("0000:3b:00.1".parse().unwrap(), "process 7".into())]);
+        let free = BTreeMap::from([("rdma/nic".to_owned(), 2)]);
+        store.note(BTreeMap::new(), Some(in_use), free);
+        store.put(&one).unwrap();
+        assert_eq!(store.load().unwrap().all.len(), 1);
     }
 
     #[test]

@@ -55,6 +55,9 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
             (labels, number(count))
         }));
     }
+    let free_aligned = report.bindings.free_aligned.iter();
+    let free_aligned = free_aligned
+        .map(|(resource, free)| (vec![("resource", resource.clone())], number(*free as u64)));
     let aligned = alignment::of_pods(&report.bindings).into_iter();
     let aligned = aligned.filter_map(|one| {
         let mut labels = vec![("resource", one.resource)];
@@ -73,6 +76,11 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
             "Fraction of a pod's GPUs whose HCA reaches their memory directly, in late-binding \
              pools; by pod where pod names are served, else of the worst pod",
             alignment,
+        ),
+        gauge(
+            "free_aligned_hcas",
+            "HCAs of a late-binding pool that are free and near a GPU of the node",
+            free_aligned.collect(),
         ),
         gauge("units", "Units of a resource, by health", units),
         gauge(

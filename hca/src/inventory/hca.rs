@@ -378,10 +378,9 @@ impl Inventory {
         };
         let of_ports = hca.rdma_devices.iter().flat_map(RdmaDevice::netdevs);
         let of_ports = of_ports.filter_map(|name| self.netdev(name));
-        let on_hardware = on_hardware
-            .into_iter()
-            .filter(|netdev| netdev.is_port_netdev());
-        let mut found: Vec<&Netdev> = on_hardware.chain(of_ports).collect();
+        let mut found = on_hardware;
+        found.retain(|netdev| netdev.is_port_netdev());
+        found.extend(of_ports);
         found.sort_by_key(|netdev| netdev.ifindex);
         found.dedup_by_key(|netdev| netdev.ifindex);
         found

@@ -64,10 +64,9 @@ impl Class {
     /// The exact name: like the label, but with `SOCK` apart from `SYS`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        if self == Self::Sock {
-            "SOCK"
-        } else {
-            self.label()
+        match self {
+            Self::Sock => "SOCK",
+            other => other.label(),
         }
     }
 
@@ -114,11 +113,8 @@ impl Distance {
 
 impl fmt::Display for Distance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.assumed {
-            f.pad(&format!("{}?", self.class.label()))
-        } else {
-            f.pad(self.class.label())
-        }
+        let mark = if self.assumed { "?" } else { "" };
+        f.pad(&format!("{}{mark}", self.class.label()))
     }
 }
 
@@ -206,15 +202,12 @@ fn between(a: &PciLocation, b: &PciLocation, numa: &Numa) -> Distance {
 
 fn below_one_root(a: &[PciAddress], b: &[PciAddress]) -> Class {
     let common = a.iter().zip(b).take_while(|(x, y)| x == y).count();
-    if common == 0 {
-        return Class::Phb;
-    }
     // Below a switch's upstream port come its downstream port and the device: two members.
     // One member means a device right below a shared bridge. More means another switch.
-    if a.len().max(b.len()) - common <= 2 {
-        Class::Pix
-    } else {
-        Class::Pxb
+    match a.len().max(b.len()) - common {
+        _ if common == 0 => Class::Phb,
+        0..=2 => Class::Pix,
+        _ => Class::Pxb,
     }
 }
 

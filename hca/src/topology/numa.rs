@@ -1,5 +1,7 @@
 //! The NUMA layout: which nodes there are, and which of them share a CPU package.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use crate::host::{self, Host, Result};
@@ -46,17 +48,12 @@ impl Numa {
         if let (Some(p), Some(q)) = (x.package, y.package) {
             return p == q;
         }
-        let Some(between) = self.distance(a, b) else {
-            return false;
-        };
-        let others = || {
-            self.nodes
-                .iter()
-                .flat_map(|m| self.nodes.iter().map(move |n| (m.id, n.id)))
-                .filter(|(m, n)| m != n)
-                .filter_map(|(m, n)| self.distance(m, n))
-        };
-        others().min() == Some(between) && others().max() > Some(between)
+        let from = |m: u32| self.nodes.iter().map(move |node| (m, node.id));
+        let pairs = self.nodes.iter().flat_map(|node| from(node.id));
+        let apart = pairs.filter(|(m, n)| m != n);
+        let levels: BTreeSet<u32> = apart.filter_map(|(m, n)| self.distance(m, n)).collect();
+        let between = self.distance(a, b);
+        between.is_some() && levels.len() > 1 && between.as_ref() == levels.first()
     }
 
     /// The firmware's distance between two nodes.

@@ -50,7 +50,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
     {
       "resource": "rdma/hca_shared_devices_a",
       "mode": "shared",
-      "slots": 63,
+      "shares": 63,
       "exclude": ["uplinks"],
       "select": {"functions": ["pf"], "linkTypes": ["ether"]}
     }

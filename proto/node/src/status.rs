@@ -101,6 +101,9 @@ pub struct PoolStatus {
     pub delivery: Option<String>,
     /// Its HCAs.
     pub hcas: Vec<HcaStatus>,
+    /// Late binding: HCAs that are free and near a GPU of the node; `None` while that is not known.
+    #[serde(default)]
+    pub free_aligned: Option<usize>,
     /// Units that containers hold, by the kubelet's last list; `None` before that.
     pub held: Option<Vec<HeldUnits>>,
     /// Whether the kubelet accepted the registration.

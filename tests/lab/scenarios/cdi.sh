@@ -13,7 +13,7 @@ cat >/tmp/config.yaml <<-'CONFIG'
 	pools:
 	- resource: rdma/hca_shared_devices_a
 	  mode: shared
-	  slots: 8
+	  shares: 8
 	  delivery: cdi
 	  select: {rdmaDevices: [mlx5_0]}
 	- resource: rdma/nic

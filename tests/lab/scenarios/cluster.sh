@@ -161,7 +161,7 @@ step "delivery by CDI"
 cat >/tmp/cdi.yaml <<-'VALUES'
 	pools:
 	  version: 1
-	  pools: [{resource: rdma/hca, mode: shared, slots: 64, delivery: cdi, select: {functions: [pf]}}]
+	  pools: [{resource: rdma/hca, mode: shared, shares: 64, delivery: cdi, select: {functions: [pf]}}]
 VALUES
 check "the API server takes the values" upgrade -f /tmp/cdi.yaml -f $chart/values/local-store.yaml
 check "the DaemonSet is rolled out" rolled

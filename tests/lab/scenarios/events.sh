@@ -15,7 +15,7 @@ cat >/tmp/config.yaml <<-'CONFIG'
 	pools:
 	- resource: rdma/hca_shared_devices_a
 	  mode: shared
-	  slots: 1000
+	  shares: 1000
 	  select:
 	    ifNames: [ens2f0]
 CONFIG

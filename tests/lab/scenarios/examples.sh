@@ -21,7 +21,7 @@ before=$(host_state)
 shared=rdma/hca_shared_devices_a
 cat >/tmp/default.json <<-POOLS
 	{"version": 1, "pools": [
-	  {"resource": "$shared", "mode": "shared", "slots": 63, "select": {"functions": ["pf"]}}]}
+	  {"resource": "$shared", "mode": "shared", "shares": 63, "select": {"functions": ["pf"]}}]}
 POOLS
 start_daemon /tmp/default.json
 check "the kubelet learns of both HCAs' shares" kubelet-standin node --patience 60 --wait $shared=126

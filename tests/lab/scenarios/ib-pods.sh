@@ -12,16 +12,16 @@ cat >/tmp/config.yaml <<-'CONFIG'
 	pools:
 	- resource: rdma/ib
 	  mode: shared
-	  slots: 4
+	  shares: 4
 	  linkUp: true
 	  select: {linkTypes: [infiniband], pKeys: ["0x8003"]}
 	- resource: rdma/compute
 	  mode: shared
-	  slots: 4
+	  shares: 4
 	  select: {guids: ["5054:00ff:fe00:0101"]}
 	- resource: rdma/ethernet
 	  mode: shared
-	  slots: 4
+	  shares: 4
 	  select: {linkTypes: [ether]}
 CONFIG
 mkdir /tmp/compute

@@ -55,6 +55,6 @@ for link in down up; do
 	# No CNI plugin sets a shared NIC up for a pod.
 	usable=10
 	[ $link = up ] || usable=0
-	offers "our own format, shared" rdma/slots 10 $usable \
-		'{"version": 1, "pools": [{"resource": "rdma/slots", "mode": "shared", "slots": 10, "select": {"ifNames": ["eth0"]}}]}'
+	offers "our own format, shared" rdma/shares 10 $usable \
+		'{"version": 1, "pools": [{"resource": "rdma/shares", "mode": "shared", "shares": 10, "select": {"ifNames": ["eth0"]}}]}'
 done

@@ -64,7 +64,7 @@ struct Seen {
 
 fn config(slots: u32) -> String {
     format!(
-        "version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  slots: {slots}\n  select: {{linkTypes: [ether]}}\n"
+        "version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  shares: {slots}\n  select: {{linkTypes: [ether]}}\n"
     )
 }
 

@@ -36,7 +36,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// NICs that are in a pool have to be in order; of others only a warning is given.
-pub(super) const POOLS: &str = "version: 1\npools:\n- {resource: rdma/hca, mode: shared, slots: 2, select: {linkTypes: [ether]}}\n";
+pub(super) const POOLS: &str = "version: 1\npools:\n- {resource: rdma/hca, mode: shared, shares: 2, select: {linkTypes: [ether]}}\n";
 
 fn plugin(arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(product("rdmactl")?);
@@ -486,7 +486,7 @@ fn status_notes_a_wrong_policy() -> Result<()> {
 
 /// Eight HCAs and twenty pods on a terminal of 120 columns and 50 lines.
 fn a_full_node_fits_a_screen() -> Result<()> {
-    let pools = POOLS.replace("slots: 2", "slots: 4");
+    let pools = POOLS.replace("shares: 2", "shares: 4");
     let node = Answering::on(Machine::with_hcas(8)?, &pools, 32)?;
     for number in 1..20 {
         let pod = Pod::with_limits(&format!("worker-{number}"), &[("rdma/hca", 1)])?;

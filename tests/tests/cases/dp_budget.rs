@@ -39,7 +39,7 @@ pools:
   select: {rdmaDevices: [mlx5_4, mlx5_5]}
 - resource: rdma/shared
   mode: shared
-  slots: 1000
+  shares: 1000
   select: {rdmaDevices: [mlx5_6, mlx5_7]}
 "#;
 

@@ -144,7 +144,7 @@ fn an_exclusive_hca_stays_a_pods_own_when_pools_change() -> Result<()> {
 /// A unit of such a pool names no HCA.
 fn hcas_of_a_whole_pool_become_nobodys_own_while_it_is_held() -> Result<()> {
     let all = "version: 1\npools:\n- resource: rdma/all\n  mode: shared\n  policy: all-hcas\n  \
-               slots: 4\n  select: {linkTypes: [ether]}\n";
+               shares: 4\n  select: {linkTypes: [ether]}\n";
     let scene = Scene::new(all)?;
     let kubelet = scene.machine.kubelet()?;
     let mut daemon = scene.daemon()?;
@@ -242,7 +242,7 @@ fn a_pod_gets_no_management_node_of_another_hca_after_a_reboot() -> Result<()> {
 
 /// The driver was loaded again: the pool's HCAs have other numbers, and another pod has the old one.
 fn a_shared_container_gets_no_device_node_of_another_hca() -> Result<()> {
-    for shares in ["slots: 4", "policy: all-hcas\n  slots: 4"] {
+    for shares in ["shares: 4", "policy: all-hcas\n  shares: 4"] {
         let pool = "mode: shared\n  select: {rdmaDevices: [mlx5_0]}"
             .replace("shared", &format!("shared\n  {shares}"));
         let select = "mode: exclusive\n  select: {linkTypes: [ether]}";

@@ -56,7 +56,7 @@ pub(super) const EXCLUSIVE: &str = "version: 1\nrescanInterval: 1s\npools:\n- re
 pub(super) fn shared() -> String {
     EXCLUSIVE
         .replace("rdma/nic", "rdma/shared")
-        .replace("mode: exclusive", "mode: shared\n  slots: 1")
+        .replace("mode: exclusive", "mode: shared\n  shares: 1")
 }
 
 /// A daemon that serves what it says of itself.

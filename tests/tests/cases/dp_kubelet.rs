@@ -185,7 +185,7 @@ fn a_container_of_a_time_before_late_binding_restarts() -> Result<()> {
 
 /// The kubelet picks at random; the daemon's preference makes it two cards, not two slots of one.
 fn two_units_are_two_hcas() -> Result<()> {
-    let config = "version: 1\npools:\n- resource: rdma/hca\n  mode: shared\n  slots: 8\n  select: {linkTypes: [ether]}\n";
+    let config = "version: 1\npools:\n- resource: rdma/hca\n  mode: shared\n  shares: 8\n  select: {linkTypes: [ether]}\n";
     let (_machine, kubelet, _daemon) = registered(config, "rdma/hca", 16)?;
     for pod in ["one", "two", "three", "four"] {
         let ids = admit(&kubelet, pod, "rdma/hca", 2)?;
@@ -209,7 +209,7 @@ fn twenty_thousand_shares_are_allocated_at_once() -> Result<()> {
     const HCAS: u32 = 50;
     let machine = Machine::with_hcas(HCAS)?;
     let kubelet = machine.kubelet()?;
-    let config = "version: 1\npools:\n- resource: rdma/hca\n  mode: shared\n  slots: 1000\n  select: {linkTypes: [ether]}\n";
+    let config = "version: 1\npools:\n- resource: rdma/hca\n  mode: shared\n  shares: 1000\n  select: {linkTypes: [ether]}\n";
     let daemon = machine.daemon(config)?;
     wait(&kubelet, &daemon, SHARED_RESOURCE, 50_000)?;
     let started = Instant::now();

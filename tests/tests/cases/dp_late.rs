@@ -823,7 +823,7 @@ fn device_nodes_are_those_of_the_moment_of_the_commit() -> Result<()> {
 
 fn a_pool_that_overlaps_or_has_no_cdi_is_withheld() -> Result<()> {
     let overlapping = format!(
-        "{LATE}- resource: rdma/shared\n  mode: shared\n  slots: 4\n  \
+        "{LATE}- resource: rdma/shared\n  mode: shared\n  shares: 4\n  \
          select: {{rdmaDevices: [mlx5_0]}}\n"
     );
     let machine = Machine::laid(machine::a4)?;

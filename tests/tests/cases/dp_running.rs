@@ -39,7 +39,7 @@ const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn shared(slots: u32) -> String {
     format!(
-        "version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  slots: {slots}\n  select: {{linkTypes: [ether]}}\n"
+        "version: 1\npools:\n- resource: {RESOURCE}\n  mode: shared\n  shares: {slots}\n  select: {{linkTypes: [ether]}}\n"
     )
 }
 

@@ -194,7 +194,7 @@ fn all_mistakes_are_in_one_json_document() -> Result<()> {
     };
     // Both, not the first.
     let two = "version: 1\npools:\n\
-               - {resource: rdma/a, mode: exclusive, slots: 2, select: {functions: [pf]}}\n\
+               - {resource: rdma/a, mode: exclusive, shares: 2, select: {functions: [pf]}}\n\
                - {resource: rdma/b, mode: shared, strict: true, select: {functions: [pf]}}\n";
     let said = errors(two)?;
     assert_eq!(said.len(), 2, "{said:?}");

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hca::HcaId;
-use hca::topology::{Class, Machine, Pair, Request, choose};
+use hca::topology::{Class, Machine, Nic, Pair, Request, choose};
 
 /// A container of the pod, and what it has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -156,6 +156,20 @@ pub fn decide(
         }
     }
     Ok(assigned)
+}
+
+/// How many HCAs out of `usable` are near a GPU: a pod with that GPU is bound to one of them also where
+/// the pool is strict.
+pub fn free_aligned(machine: &Machine, usable: &[HcaId]) -> usize {
+    let is_usable = |nic: &&Nic| usable.contains(&nic.hca.id);
+    let is_near_a_gpu = |nic: &&Nic| {
+        machine.gpus.iter().any(|gpu| {
+            let class = machine.distance(&gpu.place, &nic.place).class;
+            class.is_peer_to_peer() || machine.nearest(gpu) == Some(class)
+        })
+    };
+    let nics = machine.nics.iter().filter(is_usable);
+    nics.filter(is_near_a_gpu).count()
 }
 
 /// How many slots without an HCA were listed on each NUMA node.

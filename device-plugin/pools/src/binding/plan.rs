@@ -9,7 +9,7 @@ use hca::topology::Machine;
 use node_wire::{Failure, FailureKind, Pod, PodUnits};
 
 use super::decide::{self, Assigned, Container, Refused};
-use super::record::{Binding, ServedGpu};
+use super::record::{Binding, ServedGpu, Since};
 use super::state::{Asker, Owner, State, World, binding_state, is_adoptable, owner};
 use crate::config::Late;
 use crate::gpus::PodGpus;
@@ -217,19 +217,13 @@ fn choose(
         }
         warnings.push(why);
     }
-    let is_away = |hca: &HcaId| {
-        let mut nics = machine.nics.iter();
-        nics.any(|nic| nic.hca.id == *hca && nic.hca.elsewhere)
-    };
     let members = pool.snapshot.members().iter();
     let is_own = |member: &&Member| own.values().any(|hca| *hca == member.hca.id);
     let owned = members.filter(|member| !is_own(member));
     let owned: Vec<(&Member, Owner<'_>)> = owned
         .map(|member| (member, owner(&member.hca.id, world)))
         .collect();
-    let is_usable = |(member, owner): &&(&Member, Owner<'_>)| {
-        member.health.is_healthy() && owner.is_free() && !is_away(&member.hca.id)
-    };
+    let is_usable = |(member, owner): &&(&Member, Owner<'_>)| is_usable(member, owner, machine);
     let usable: Vec<HcaId> = owned
         .iter()
         .filter(is_usable)
@@ -249,16 +243,37 @@ fn choose(
         let others: Vec<String> = others
             .map(|(member, owner)| unusable(member, owner))
             .collect();
-        let why = match refused {
-            Refused::NoPlace(_) => refused.to_string(),
-            _ if others.is_empty() => refused.to_string(),
-            _ => format!("{refused}; {}", others.join("; ")),
-        };
+        let mut why = refused.to_string();
+        if matches!(refused, Refused::Choice(_)) {
+            let free = decide::free_aligned(machine, &usable);
+            why += &format!(
+                "; {free} HCAs of this pool are free and near a GPU of this node, and the kubelet \
+                 tries again here as long as the pod exists: delete it, and a new one may go elsewhere"
+            );
+        }
+        if !matches!(refused, Refused::NoPlace(_)) {
+            why += &others.iter().map(|other| format!("; {other}")).collect::<String>();
+        }
         NotBound {
             failure: cannot(why),
             is_ending: owned.iter().any(|(_, owner)| owner.is_ending()),
         }
     })
+}
+
+/// Whether a pod can be bound to an HCA.
+fn is_usable(member: &Member, owner: &Owner<'_>, machine: &Machine) -> bool {
+    let mut nics = machine.nics.iter();
+    let is_away = nics.any(|nic| nic.hca.id == member.hca.id && nic.hca.elsewhere);
+    member.health.is_healthy() && owner.is_free() && !is_away
+}
+
+/// [`decide::free_aligned`] of a pool.
+pub fn free_aligned(snapshot: &Snapshot, machine: &Machine, world: &World) -> usize {
+    let members = snapshot.members().iter();
+    let usable = members.filter(|one| is_usable(one, &owner(&one.hca.id, world), machine));
+    let usable: Vec<HcaId> = usable.map(|one| one.hca.id.clone()).collect();
+    decide::free_aligned(machine, &usable)
 }
 
 /// Why a pod cannot be bound to an HCA.
@@ -294,6 +309,7 @@ fn new_binding(
         gpus: gpus.collect(),
         created: world.bindings.next_created(&one.slot, world.seconds),
         cgroup: world.cgroup.clone(),
+        since: Since(Some(world.now)),
         ..Binding::new(&one.hca, &one.slot, &asker.pod, asker.sandbox.as_deref())
     }
 }

@@ -53,15 +53,9 @@ pub struct Binding {
     pub since: Since,
 }
 
-/// A moment that makes no difference between two bindings.
-#[derive(Debug, Clone, Copy)]
-pub struct Since(pub Instant);
-
-impl Default for Since {
-    fn default() -> Self {
-        Self(Instant::now())
-    }
-}
+/// A moment that makes no difference between two bindings; none in a file.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Since(pub Option<Instant>);
 
 impl PartialEq for Since {
     fn eq(&self, _: &Self) -> bool {
@@ -140,11 +134,18 @@ pub struct Bindings {
     pub unreadable: BTreeMap<HcaId, String>,
     /// HCAs that nobody has, and that a process of an ended pod still uses.
     pub in_use: BTreeMap<HcaId, String>,
+    /// HCAs by resource that are free and near a GPU; none while the GPUs are not known.
+    pub free_aligned: BTreeMap<String, usize>,
     /// Why the pods of bindings do not have their slots any more, as far as that was found out.
     pub ended: BTreeMap<HcaId, &'static str>,
 }
 
 impl Bindings {
+    /// Whether no HCA is bound.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.unreadable.is_empty()
+    }
+
     /// Whether an HCA is bound, to whomever.
     pub fn has(&self, hca: &HcaId) -> bool {
         self.all.contains_key(hca) || self.unreadable.contains_key(hca)

@@ -125,7 +125,7 @@ pub fn binding_state(one: &Binding, world: &World) -> State {
     };
     match processes {
         Some(Processes::Running) => State::InUse(PROCESSES),
-        _ if one.stage == Stage::Bound && world.now < one.since.0 + ADD_TIMEOUT => {
+        _ if one.stage == Stage::Bound && is_young(one, world.now) => {
             State::Unknown("the ADD that bound it may still run")
         }
         Some(Processes::Ended) => State::Over(why),
@@ -134,6 +134,11 @@ pub fn binding_state(one: &Binding, world: &World) -> State {
             "the kubelet lists its slot for it no more, but its cgroup was not found",
         ),
     }
+}
+
+/// Whether the ADD that made a binding may still run.
+fn is_young(one: &Binding, now: Instant) -> bool {
+    one.since.0.is_none_or(|since| now < since + ADD_TIMEOUT)
 }
 
 /// Whether a network that is attached to a running pod takes what its containers started with.
@@ -148,7 +153,7 @@ fn has_slot(asker: &Asker, one: &Binding) -> bool {
 /// The kubelet's list, if it was asked after a binding was made.
 fn listed<'w>(one: &Binding, world: &'w World) -> Option<&'w Holdings> {
     let held = world.held.as_deref();
-    held.filter(|held| held.asked().at > one.since.0)
+    held.filter(|held| one.since.0.is_none_or(|since| held.asked().at > since))
 }
 
 /// Why the pod of a binding does not have its slot any more, by one list of the kubelet.

@@ -265,11 +265,11 @@ pub enum Sharing {
         /// Units in all; `None` derives the number from the ports' GID tables.
         units: Option<u32>,
     },
-    /// Each HCA has slots, and a unit is one slot of one HCA.
-    Slots {
-        /// Slots of each HCA; `None` derives the number from the port's GID table.
+    /// Each HCA has shares, and a unit is one share of one HCA.
+    Shares {
+        /// Shares of each HCA; `None` derives the number from the port's GID table.
         per_hca: Option<u32>,
-        /// Which free slots are preferred.
+        /// Which free shares are preferred.
         policy: Policy,
     },
     /// Each HCA is one unit.
@@ -307,7 +307,7 @@ impl Sharing {
     /// Whether several pods may use one HCA.
     pub fn is_shared(self) -> bool {
         match self {
-            Sharing::Pooled { .. } | Sharing::Slots { .. } => true,
+            Sharing::Pooled { .. } | Sharing::Shares { .. } => true,
             Sharing::Exclusive { .. } | Sharing::Late(_) => false,
         }
     }

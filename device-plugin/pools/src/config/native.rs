@@ -61,8 +61,8 @@ struct Pool {
     #[serde(default)]
     environment: bool,
     nccl_topology: Option<bool>,
-    #[serde(default, deserialize_with = "slots")]
-    slots: Option<u32>,
+    #[serde(default, deserialize_with = "shares")]
+    shares: Option<u32>,
     policy: Option<Placement>,
     #[serde(default)]
     nodes: NodeRule,
@@ -225,8 +225,8 @@ impl Pool {
                 "binding late requires mode exclusive; a share of an HCA is known from the start",
             ),
             (
-                self.slots.is_some(),
-                "slots cannot be set with binding late; there is one unit for each HCA",
+                self.shares.is_some(),
+                "shares cannot be set with binding late; there is one unit for each HCA",
             ),
             (
                 self.policy.is_some(),
@@ -259,8 +259,8 @@ impl Pool {
         problems.extend(of_late.map(|(_, why)| why));
         let wrong = [
             (
-                is_exclusive && self.slots.is_some(),
-                "slots requires mode shared; an exclusive HCA is one unit",
+                is_exclusive && self.shares.is_some(),
+                "shares requires mode shared; an exclusive HCA is one unit",
             ),
             (
                 is_exclusive && self.policy == Some(Placement::AllHcas),
@@ -274,7 +274,7 @@ impl Pool {
         let wrong = wrong.iter().filter(|(is_wrong, _)| *is_wrong);
         problems.extend(wrong.map(|(_, why)| *why));
         let policy = match self.policy.unwrap_or(Placement::Spread) {
-            Placement::AllHcas => return Sharing::Pooled { units: self.slots },
+            Placement::AllHcas => return Sharing::Pooled { units: self.shares },
             Placement::Spread => Policy::Spread,
             Placement::Pack => Policy::Pack,
             Placement::Numa => Policy::Numa,
@@ -282,8 +282,8 @@ impl Pool {
         };
         match self.mode {
             Mode::Exclusive => Sharing::Exclusive { policy },
-            Mode::Shared => Sharing::Slots {
-                per_hca: self.slots,
+            Mode::Shared => Sharing::Shares {
+                per_hca: self.shares,
                 policy,
             },
         }
@@ -310,11 +310,11 @@ fn rescan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>
     }
 }
 
-fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+fn shares<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     match u32::deserialize(deserializer)? {
-        slots @ 1..=MAX_UNITS => Ok(Some(slots)),
-        slots => Err(D::Error::custom(format!(
-            "slots is {slots}; give a number between 1 and {MAX_UNITS}"
+        shares @ 1..=MAX_UNITS => Ok(Some(shares)),
+        shares => Err(D::Error::custom(format!(
+            "shares is {shares}; give a number between 1 and {MAX_UNITS}"
         ))),
     }
 }

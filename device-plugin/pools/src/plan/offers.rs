@@ -46,7 +46,7 @@ enum State {
 impl Terms {
     fn of(snapshot: &Snapshot) -> Self {
         match snapshot.pool().sharing {
-            Sharing::Pooled { .. } | Sharing::Slots { .. } => Self::Shared,
+            Sharing::Pooled { .. } | Sharing::Shares { .. } => Self::Shared,
             Sharing::Exclusive { .. } => Self::Exclusive(snapshot.resource().clone()),
             Sharing::Late(_) => Self::Late(snapshot.resource().clone()),
         }

@@ -479,8 +479,8 @@ fn an_hca_that_changes_pools_waits_until_the_kubelet_said_who_has_it() {
     let node = Node::new();
     let now = Instant::now();
     let at = |seconds| now + Duration::from_secs(seconds);
-    let shares = "mode: shared, slots: 2, select: { ifNames: [ens1] }";
-    let whole = "mode: shared, policy: all-hcas, slots: 2, select: { ifNames: [ens1] }";
+    let shares = "mode: shared, shares: 2, select: { ifNames: [ens1] }";
+    let whole = "mode: shared, policy: all-hcas, shares: 2, select: { ifNames: [ens1] }";
     let tag = hca::unit::PoolTag::of("rdma/a");
     let units = |words: &str| match words {
         BY_NAME => HCA.to_owned(),
@@ -560,7 +560,7 @@ fn an_hca_that_left_a_whole_pool_is_not_of_units_allocated_later() {
     });
     let whole = |names: &str| {
         format!(
-            "version: 1\npools:\n- {{ resource: rdma/a, mode: shared, policy: all-hcas, slots: 2, \
+            "version: 1\npools:\n- {{ resource: rdma/a, mode: shared, policy: all-hcas, shares: 2, \
              select: {{ ifNames: [{names}] }} }}\n"
         )
     };
@@ -590,7 +590,7 @@ fn an_hca_that_left_a_whole_pool_is_not_of_units_allocated_later() {
 fn an_unreadable_attribute_makes_its_hca_alone_unhealthy() {
     let (node, config) = (
         Node::new(),
-        config("mode: shared, slots: 1, select: { functions: [pf, software] }"),
+        config("mode: shared, shares: 1, select: { functions: [pf, software] }"),
     );
     node.tree.pci(&PciSpec {
         address: "0000:86:00.0",
@@ -689,7 +689,7 @@ fn a_removed_virtual_function_is_not_listed_for_ever() {
 fn what_a_pod_holds_by_another_name_is_not_offered() {
     let node = Node::new();
     let exclusive = config("mode: exclusive, select: { functions: [pf] }");
-    let shared = config("mode: shared, slots: 2, select: { functions: [pf] }");
+    let shared = config("mode: shared, shares: 2, select: { functions: [pf] }");
     let tag = hca::unit::PoolTag::of("rdma/b");
     let slot = format!("0000:3b:00.0_{tag}_0");
     let members = |config: &Config, resource: &str, unit: &str| {

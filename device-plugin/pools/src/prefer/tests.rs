@@ -63,7 +63,7 @@ fn exhaustive(
     required: &[String],
     size: usize,
 ) -> Vec<String> {
-    let (Sharing::Slots { policy, .. } | Sharing::Exclusive { policy }) = snapshot.pool().sharing
+    let (Sharing::Shares { policy, .. } | Sharing::Exclusive { policy }) = snapshot.pool().sharing
     else {
         panic!("a pool without a policy");
     };
@@ -126,7 +126,7 @@ fn exhaustive(
                     .filter(|other| of(other, &all) > 0);
                 let distances = others.filter_map(|other| snapshot.distance(one, other));
                 let distance: usize = distances.map(|one| usize::from(one.class.rank())).sum();
-                let used = usize::try_from(one.slots).unwrap() - left;
+                let used = usize::try_from(one.shares).unwrap() - left;
                 match policy {
                     Policy::Spread => [mine, away, distance, used],
                     Policy::Pack => [mine, away, distance, usize::MAX - used],
@@ -173,8 +173,8 @@ fn four_nics(tree: &Tree) {
 
 #[test]
 fn several_units_come_from_several_hcas_near_each_other() {
-    let slots = "mode: shared, slots: 4, select: { functions: [pf] }";
-    let snapshot = snapshot(four_nics, slots);
+    let shared = "mode: shared, shares: 4, select: { functions: [pf] }";
+    let snapshot = snapshot(four_nics, shared);
     let free = all(&snapshot);
     let pick = |size| hcas(&snapshot, &prefer(&snapshot, &free, &[], size));
     assert_eq!(pick(1), [0]);
@@ -188,7 +188,7 @@ fn several_units_come_from_several_hcas_near_each_other() {
 fn spread_takes_the_least_used_hca_and_pack_the_most_used() {
     let spread = snapshot(
         four_nics,
-        "mode: shared, slots: 4, select: { functions: [pf] }",
+        "mode: shared, shares: 4, select: { functions: [pf] }",
     );
     let mut free = all(&spread);
     // HCA 0 has three in use, 1 one, 2 none, 3 two.
@@ -205,7 +205,7 @@ fn spread_takes_the_least_used_hca_and_pack_the_most_used() {
     assert_eq!(hcas(&spread, &prefer(&spread, &free, &[], 2)), [2, 3]);
     let pack = snapshot(
         four_nics,
-        "mode: shared, slots: 4, policy: pack, select: { functions: [pf] }",
+        "mode: shared, shares: 4, policy: pack, select: { functions: [pf] }",
     );
     assert_eq!(hcas(&pack, &prefer(&pack, &free, &[], 1)), [0]);
     assert_eq!(hcas(&pack, &prefer(&pack, &free, &[], 2)), [0, 1]);
@@ -215,7 +215,7 @@ fn spread_takes_the_least_used_hca_and_pack_the_most_used() {
 fn numa_keeps_to_one_node_even_if_an_hca_serves_twice() {
     let snapshot = snapshot(
         four_nics,
-        "mode: shared, slots: 4, policy: numa, select: { functions: [pf] }",
+        "mode: shared, shares: 4, policy: numa, select: { functions: [pf] }",
     );
     let free = all(&snapshot);
     assert_eq!(
@@ -238,7 +238,7 @@ fn numa_keeps_to_one_node_even_if_an_hca_serves_twice() {
 fn same_hca_finds_one_that_can_serve_all() {
     let snapshot = snapshot(
         four_nics,
-        "mode: shared, slots: 4, policy: same-hca, select: { functions: [pf] }",
+        "mode: shared, shares: 4, policy: same-hca, select: { functions: [pf] }",
     );
     let free: Vec<String> = all(&snapshot)
         .into_iter()
@@ -254,7 +254,7 @@ fn same_hca_finds_one_that_can_serve_all() {
 fn what_must_be_included_is_and_draws_the_rest_near() {
     let snapshot = snapshot(
         four_nics,
-        "mode: shared, slots: 4, select: { functions: [pf] }",
+        "mode: shared, shares: 4, select: { functions: [pf] }",
     );
     let free = all(&snapshot);
     let must = vec![
@@ -354,7 +354,7 @@ fn an_old_pool_counts_up() {
 fn foreign_units_and_requests_beyond_what_is_free_do_no_harm() {
     let snapshot = snapshot(
         four_nics,
-        "mode: shared, slots: 1, select: { functions: [pf] }",
+        "mode: shared, shares: 1, select: { functions: [pf] }",
     );
     let free = all(&snapshot);
     assert_eq!(prefer(&snapshot, &free, &[], 9).len(), 4);
@@ -376,7 +376,7 @@ proptest::proptest! {
         let snapshot = pool(&HOST, &format!(
             "version: 1
 pools:
-- {{ resource: rdma/a, mode: shared, slots: 4, policy: {word}, \
+- {{ resource: rdma/a, mode: shared, shares: 4, policy: {word}, \
              select: {{ functions: [pf] }} }}
 "
         ));

@@ -141,7 +141,7 @@ impl Member {
         Self {
             hca: Arc::new(hca),
             nodes: Vec::new(),
-            slots: 1,
+            shares: 1,
             health: Health::default(),
         }
     }

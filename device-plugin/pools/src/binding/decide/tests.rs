@@ -300,3 +300,31 @@ fn a_pod_without_gpus_keeps_the_nodes_of_its_slots() {
     }
     assert_eq!(nodes(&every, &none, &pod), [1, 0]);
 }
+
+#[test]
+fn each_free_hca_near_a_gpu_counts_once() {
+    let machine = scan(machine::a4);
+    let hcas = all(&machine);
+    for free in 0..=8 {
+        assert_eq!(
+            free_aligned(&machine, &hcas[..free]),
+            free,
+            "the first {free}"
+        );
+        assert_eq!(
+            free_aligned(&machine, &hcas[8 - free..]),
+            free,
+            "the last {free}"
+        );
+    }
+    let without_gpus = Machine {
+        gpus: Vec::new(),
+        ..machine
+    };
+    assert_eq!(free_aligned(&without_gpus, &hcas), 0);
+    let mut far = scan(machine::a4);
+    far.gpus.truncate(4);
+    // The GPUs of the first NUMA node: HCAs of the other one are near none.
+    assert_eq!(free_aligned(&far, &hcas[4..]), 0);
+    assert_eq!(free_aligned(&far, &hcas[2..6]), 2);
+}

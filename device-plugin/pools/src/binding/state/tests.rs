@@ -1,6 +1,7 @@
 use kubelet_api::client::Held;
 
 use super::*;
+use crate::binding::record::Since;
 use crate::checkpoint::Owners;
 use crate::holdings::AskedAt;
 
@@ -19,6 +20,7 @@ fn binding() -> Binding {
         resource: "rdma/nic".into(),
         created: 100,
         stage: Stage::Started,
+        since: Since(Some(Instant::now())),
         ..Binding::new(
             &"0000:3b:00.0".parse().unwrap(),
             SLOT,
@@ -46,7 +48,7 @@ fn list(holder: Option<(&str, &str)>, at: Instant) -> Holdings {
 
 /// A minute after the binding, by a list of that time.
 fn world(one: &Binding, holder: Option<(&str, &str)>, processes: Processes) -> World {
-    let now = one.since.0 + 2 * ADD_TIMEOUT;
+    let now = one.since.0.unwrap() + 2 * ADD_TIMEOUT;
     let all = BTreeMap::from([(one.hca.clone(), one.clone())]);
     World {
         bindings: Arc::new(Bindings {
@@ -161,7 +163,7 @@ fn without_a_cgroup_two_lists_decide() {
 fn a_list_that_is_older_than_the_binding_says_nothing() {
     let one = binding();
     let mut world = world(&one, None, Processes::Ended);
-    for held in [None, Some(Arc::new(list(None, one.since.0)))] {
+    for held in [None, Some(Arc::new(list(None, one.since.0.unwrap())))] {
         world.held = held;
         assert!(matches!(binding_state(&one, &world), State::Unknown(_)));
         assert_eq!(why_ended(&one, &world), None);
@@ -176,7 +178,7 @@ fn an_add_has_time_to_start_its_pod() {
     };
     let mut world = world(&one, None, Processes::Ended);
     assert!(is_over(&one, &world));
-    world.now = one.since.0 + ADD_TIMEOUT / 2;
+    world.now = one.since.0.unwrap() + ADD_TIMEOUT / 2;
     assert!(!is_over(&one, &world));
 }
 

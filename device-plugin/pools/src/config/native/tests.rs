@@ -27,11 +27,11 @@ fn first(text: &str) -> PoolConfig {
 
 #[test]
 fn a_pool_of_slots_is_shared_over_its_hcas() {
-    let read = first(&shared("slots: 16\nselect: { rdmaDevices: [mlx5_0] }"));
+    let read = first(&shared("shares: 16\nselect: { rdmaDevices: [mlx5_0] }"));
     assert_eq!(read.resource.as_str(), "rdma/a");
     assert_eq!(
         read.sharing,
-        Sharing::Slots {
+        Sharing::Shares {
             per_hca: Some(16),
             policy: Policy::Spread
         }
@@ -70,14 +70,14 @@ fn every_choice_of_sharing_has_its_words() {
         ),
         (
             "mode: shared",
-            Sharing::Slots {
+            Sharing::Shares {
                 per_hca: None,
                 policy: Policy::Spread,
             },
         ),
         (
-            "mode: shared\npolicy: same-hca\nslots: 4",
-            Sharing::Slots {
+            "mode: shared\npolicy: same-hca\nshares: 4",
+            Sharing::Shares {
                 per_hca: Some(4),
                 policy: Policy::SameHca,
             },
@@ -87,7 +87,7 @@ fn every_choice_of_sharing_has_its_words() {
             Sharing::Pooled { units: None },
         ),
         (
-            "mode: shared\npolicy: all-hcas\nslots: 1000",
+            "mode: shared\npolicy: all-hcas\nshares: 1000",
             Sharing::Pooled { units: Some(1000) },
         ),
     ];
@@ -235,12 +235,12 @@ fn mistakes_are_reported_with_line_and_remedy() {
         ("\tversion: 1".into(), "line 1"),
         (pool(select), "missing field `mode`"),
         (pool("mode: sharde\nselect: { functions: [pf] }"), "line 4, column 9: unknown variant `sharde`"),
-        (shared("slots: 0\nselect: { functions: [pf] }"), "line 5, column 10: slots is 0"),
+        (shared("shares: 0\nselect: { functions: [pf] }"), "line 5, column 10: shares is 0"),
         (shared("slots: -1\nselect: { functions: [pf] }"), "line 5, column 10: invalid u32"),
-        (shared("slots: 60000\nselect: { functions: [pf] }"), "between 1 and 50000"),
+        (shared("shares: 60000\nselect: { functions: [pf] }"), "between 1 and 50000"),
         (shared("slotss: 3\nselect: { functions: [pf] }"), "unknown key \"slotss\"; did you mean \"slots\"?"),
         (shared("colour: red\nselect: { functions: [pf] }"), "unknown key \"colour\"; known keys: resource"),
-        (pool(&format!("mode: exclusive\nslots: 3\n{select}")), "slots requires mode shared"),
+        (pool(&format!("mode: exclusive\nshares: 3\n{select}")), "shares requires mode shared"),
         (pool(&format!("mode: exclusive\npolicy: all-hcas\n{select}")), "policy all-hcas requires mode shared"),
         (pool(&format!("mode: exclusive\npolicy: same-hca\n{select}")), "policy same-hca needs several"),
         (shared("policy: random\nselect: { functions: [pf] }"), "unknown variant `random`"),
@@ -293,14 +293,14 @@ fn mistakes_are_reported_with_line_and_remedy() {
 fn what_is_wrong_between_keys_is_reported_for_all_pools_at_once() {
     let text = "version: 1
 pools:
-- { resource: rdma/a, mode: exclusive, slots: 3, strict: true, select: { functions: [pf] } }
+- { resource: rdma/a, mode: exclusive, shares: 3, strict: true, select: { functions: [pf] } }
 - { resource: rdma/e, mode: shared, select: { functions: [pf] } }
 - { resource: rdma/e, mode: shared, select: { functions: [pf] } }
 ";
     let problems = parse(text).unwrap_err();
     let expected = [
         "line 3, column 15: rdma/a: strict requires binding: late",
-        "line 3, column 15: rdma/a: slots requires mode shared",
+        "line 3, column 15: rdma/a: shares requires mode shared",
         "rdma/e is configured twice",
     ];
     let errors: Vec<&str> = problems.iter().collect();
@@ -417,8 +417,8 @@ fn late_binding_has_its_own_keys() {
     for (keys, words) in [
         ("mode: shared\nbinding: late", "requires mode exclusive"),
         (
-            "mode: exclusive\nbinding: late\nslots: 2",
-            "slots cannot be set",
+            "mode: exclusive\nbinding: late\nshares: 2",
+            "shares cannot be set",
         ),
         (
             "mode: exclusive\nbinding: late\npolicy: numa",

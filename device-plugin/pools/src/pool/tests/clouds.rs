@@ -87,7 +87,7 @@ fn named(prefix: &str, numbers: impl IntoIterator<Item = u32>) -> Vec<String> {
 
 /// A pool that shares whatever there is.
 fn everything() -> Config {
-    native(&[r#"resource: rdma/all, mode: shared, slots: 1, select: { rdmaDevices: ["*"] }"#])
+    native(&[r#"resource: rdma/all, mode: shared, shares: 1, select: { rdmaDevices: ["*"] }"#])
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn azure_nd_offers_infiniband_and_never_the_vf_below_netvsc() {
 
     // A pool with late binding shares no HCA with another one; the VF is in neither.
     let late = "resource: rdma/late, mode: exclusive, binding: late, select: { functions: [pf] }";
-    let shared = "resource: rdma/s, mode: shared, slots: 1, select: { ifNames: [enP*] }";
+    let shared = "resource: rdma/s, mode: shared, shares: 1, select: { ifNames: [enP*] }";
     let both = offer(cloud::azure_nd_h100, &native(&[late, shared]));
     assert_eq!(both.hcas, named("mlx5_", 0..8));
     assert_eq!(both.pools.snapshots[1].count(), UnitCounts::default());

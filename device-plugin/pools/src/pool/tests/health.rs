@@ -158,7 +158,8 @@ fn port_state_makes_no_unit_of_the_peers_formats_unhealthy() {
 #[test]
 fn an_exclusive_unit_is_unhealthy_without_carrier_and_not_when_set_down() {
     let exclusive = native(&["resource: rdma/a, mode: exclusive, select: { functions: [pf] }"]);
-    let shared = native(&["resource: rdma/a, mode: shared, slots: 1, select: { functions: [pf] }"]);
+    let shared =
+        native(&["resource: rdma/a, mode: shared, shares: 1, select: { functions: [pf] }"]);
     let healthy = |config: &Config, link_layer, up| {
         let node = one_function(link_layer, up, "1: DOWN");
         node.pools(config).snapshots[0].count().healthy == 1
@@ -212,7 +213,7 @@ fn units_of_all_hcas_are_healthy_while_one_port_is_up() {
     node.tree
         .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN");
     let config = native(&[
-        "resource: rdma/a, mode: shared, policy: all-hcas, slots: 2, \
+        "resource: rdma/a, mode: shared, policy: all-hcas, shares: 2, \
          nodes: { optional: [umad] }, select: { vendors: [15b3] }",
     ]);
     let snapshot = node.pools(&config).snapshots.remove(0);
@@ -247,7 +248,8 @@ fn units_of_all_hcas_are_healthy_while_one_port_is_up() {
 #[test]
 fn what_disappears_stays_listed_and_comes_back() {
     let node = Node::new(two_nics);
-    let config = native(&["resource: rdma/a, mode: shared, slots: 2, select: { functions: [pf] }"]);
+    let config =
+        native(&["resource: rdma/a, mode: shared, shares: 2, select: { functions: [pf] }"]);
     let before = node.pools(&config).snapshots;
     let mut seen = node.scan();
     let gone = seen.inventory.hcas.pop().unwrap();

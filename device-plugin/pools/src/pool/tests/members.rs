@@ -17,8 +17,8 @@ fn nothing_is_listed_where_there_is_nothing() {
 fn an_hca_in_two_pools_belongs_to_the_first_unless_both_share() {
     let node = Node::new(two_nics);
     let exclusive = "resource: rdma/x, mode: exclusive, select: { functions: [pf] }";
-    let shared = "resource: rdma/s, mode: shared, slots: 1, select: { ifNames: [ens1] }";
-    let both_shared = "resource: rdma/t, mode: shared, slots: 1, select: { ifNames: [ens1] }";
+    let shared = "resource: rdma/s, mode: shared, shares: 1, select: { ifNames: [ens1] }";
+    let both_shared = "resource: rdma/t, mode: shared, shares: 1, select: { ifNames: [ens1] }";
 
     let pools = node.pools(&native(&[shared, exclusive, both_shared]));
     assert_eq!(pools.snapshots[0].members().len(), 1);
@@ -100,7 +100,7 @@ fn sharing_is_off_while_the_rdma_subsystem_gives_devices_away_whole() {
         tree.rdma_core(false);
     });
     let config = native(&[
-        "resource: rdma/s, mode: shared, slots: 1, select: { ifNames: [ens1] }",
+        "resource: rdma/s, mode: shared, shares: 1, select: { ifNames: [ens1] }",
         "resource: rdma/x, mode: exclusive, select: { ifNames: [ens2] }",
     ]);
     let pools = node.pools(&config);
@@ -133,7 +133,7 @@ fn an_exclusive_pool_offers_nothing_while_uplinks_are_unknown() {
     let select = "select: { functions: [pf] }";
     let exclusive = native(&[&format!("resource: rdma/a, mode: exclusive, {select}")]);
     let shared = native(&[&format!(
-        "resource: rdma/a, mode: shared, slots: 1, {select}"
+        "resource: rdma/a, mode: shared, shares: 1, {select}"
     )]);
     let allowed = native(&[&format!(
         "resource: rdma/a, mode: exclusive, exclude: [pfsWithVfs], {select}"
@@ -188,7 +188,7 @@ fn every_function_of_dual_port_cards_is_an_hca() {
 fn a_pool_with_late_binding_shares_no_hca_and_needs_cdi() {
     let node = Node::new(two_nics);
     let late = "resource: rdma/l, mode: exclusive, binding: late, select: { functions: [pf] }";
-    let shared = "resource: rdma/s, mode: shared, slots: 1, select: { ifNames: [ens1] }";
+    let shared = "resource: rdma/s, mode: shared, shares: 1, select: { ifNames: [ens1] }";
     let alone = node.pools(&native(&[late]));
     let healthy = |snapshot: &Snapshot| {
         let members = snapshot.members().iter();

@@ -4,7 +4,7 @@ use hca_trees::ports::{CARD, cabled_on_port_2, four_planes, multiport_eswitch, x
 
 use super::*;
 
-const SHARED: &str = "resource: rdma/a, mode: shared, slots: 2, select: { rdmaDevices: [\"*\"] }, \
+const SHARED: &str = "resource: rdma/a, mode: shared, shares: 2, select: { rdmaDevices: [\"*\"] }, \
                       nodes: { required: [uverbs, rdma_cm], optional: [umad, issm] }";
 const EXCLUSIVE: &str = "resource: rdma/a, mode: exclusive, environment: true, \
                          select: { rdmaDevices: [\"*\"] }";

@@ -51,7 +51,7 @@ fn units_of_an_old_file_have_all_hcas() {
 fn a_slot_gives_one_hca_and_carries_its_numa_node() {
     let node = Node::new(two_nics);
     let pools = node.pools(&native(&[
-        "resource: rdma/b, mode: shared, slots: 3, select: { functions: [pf] }",
+        "resource: rdma/b, mode: shared, shares: 3, select: { functions: [pf] }",
     ]));
     let snapshot = &pools.snapshots[0];
     let tag = hca::unit::PoolTag::of("rdma/b");
@@ -114,8 +114,8 @@ fn an_exclusive_hca_is_one_unit_by_its_address() {
 fn foreign_and_unknown_units_are_refused_by_name() {
     let node = Node::new(two_nics);
     let config = native(&[
-        "resource: rdma/a, mode: shared, slots: 2, select: { functions: [pf] }",
-        "resource: rdma/b, mode: shared, slots: 9, select: { functions: [pf] }",
+        "resource: rdma/a, mode: shared, shares: 2, select: { functions: [pf] }",
+        "resource: rdma/b, mode: shared, shares: 9, select: { functions: [pf] }",
     ]);
     let pools = node.pools(&config);
     let other = ids(&pools.snapshots[1])[0].clone();
@@ -136,7 +136,7 @@ fn foreign_and_unknown_units_are_refused_by_name() {
 }
 
 #[test]
-fn slots_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
+fn shares_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
     let node = Node::new(|tree| {
         tree.pci(&PciSpec::MLX5);
         let both = [
@@ -163,15 +163,15 @@ fn slots_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
             ..RdmaSpec::default()
         });
     });
-    let pool = |slots: &str| {
+    let pool = |shares: &str| {
         native(&[&format!(
-            "resource: rdma/a, mode: shared, {slots} select: {{ functions: [pf] }}"
+            "resource: rdma/a, mode: shared, {shares} select: {{ functions: [pf] }}"
         )])
     };
     let derived = node.pools(&pool(""));
     assert_eq!(derived.snapshots[0].count().healthy, 63);
     assert!(derived.remarks.is_empty());
-    let asked = node.pools(&pool("slots: 64,"));
+    let asked = node.pools(&pool("shares: 64,"));
     assert_eq!(asked.snapshots[0].count().healthy, 64);
     assert!(
         asked.remarks[0].contains("room for the addresses of about 63 pods"),
@@ -187,7 +187,7 @@ fn slots_follow_the_gid_table_and_more_than_it_holds_is_remarked() {
 #[test]
 fn one_message_holds_the_list_whatever_is_asked_for() {
     let member = |index: u32| Member {
-        slots: MAX_UNITS,
+        shares: MAX_UNITS,
         health: Health::from([UnhealthyReason::Gone]),
         ..Member::example(Hca {
             pci: Some(function("0000:3b:00.0", Some(255))),
@@ -195,7 +195,7 @@ fn one_message_holds_the_list_whatever_is_asked_for() {
         })
     };
     let config = native(&[&format!(
-        "resource: rdma/a, mode: shared, slots: {MAX_UNITS}, select: {{ functions: [pf] }}"
+        "resource: rdma/a, mode: shared, shares: {MAX_UNITS}, select: {{ functions: [pf] }}"
     )]);
     for hcas in [1, 2, 100] {
         let mut members: Vec<Member> = (0..hcas).map(member).collect();
@@ -227,7 +227,8 @@ fn one_message_holds_the_list_whatever_is_asked_for() {
 
 #[test]
 fn units_are_the_same_after_a_restart_and_a_renaming() {
-    let config = native(&["resource: rdma/a, mode: shared, slots: 2, select: { functions: [pf] }"]);
+    let config =
+        native(&["resource: rdma/a, mode: shared, shares: 2, select: { functions: [pf] }"]);
     let before = Node::new(two_nics).pools(&config).snapshots.remove(0);
     let renamed = Node::new(|tree| {
         for (address, rdma, above) in [
@@ -259,8 +260,8 @@ fn identities_are_unique_over_all_resources_of_a_node() {
     );
     let mut all = BTreeSet::new();
     let mine = native(&[
-        "resource: rdma/c, mode: shared, slots: 50, select: { functions: [pf] }",
-        "resource: rdma/d, mode: shared, slots: 50, select: { functions: [pf] }",
+        "resource: rdma/c, mode: shared, shares: 50, select: { functions: [pf] }",
+        "resource: rdma/d, mode: shared, shares: 50, select: { functions: [pf] }",
     ]);
     let snapshots = [
         node.pools(&config.unwrap()).snapshots,
