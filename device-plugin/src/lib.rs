@@ -1,7 +1,7 @@
 //! Device plugin that advertises RDMA HCAs to the kubelet and hands containers their character
 //! devices.
 //!
-//! What is decided is in the crate [`pools`]: configuration, units, health, who has what, and what a
+//! The crate [`pools`] decides: configuration, units, health, who has what, and what a
 //! container gets. Here is what reads and acts: `kubelet` serves each resource, `binding` turns slots into
 //! HCAs when a pod's network is made, `files` keeps what other programs read, `reclaim` cleans up behind
 //! pods. `run` is the loop that decides again at each event.
