@@ -2,9 +2,9 @@
 //! pod's network is made.
 //!
 //! [`store`] has the bindings. [`binder`] answers the CNI plugin and the kubelet: it asks the kubelet and
-//! the GPUs ([`gpus`]), reads what else there is ([`state::World`]), decides ([`plan`], [`decide`]) and
-//! acts. [`commit`] writes what containers get. [`state`] alone says whose an HCA is and whether a binding
-//! is over; [`containers`] and [`contexts`] read the kernel's word on it, and [`garbage`] acts on it.
+//! the GPUs, reads what else there is ([`world`]), has [`pools::binding`] decide, and acts. [`commit`]
+//! writes what containers get. [`containers`] and [`contexts`] read the kernel's word on who uses an HCA,
+//! and [`garbage`] acts on it.
 //!
 //! A pod gets an HCA in this order: binding file, device moved, CDI file. It loses it in the opposite
 //! order: CDI file, device returned, binding file. So a CDI file never names an HCA that another pod

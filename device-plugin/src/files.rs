@@ -17,6 +17,7 @@ use std::time::Duration;
 use attachment::cdi_file::{CdiDirectory, CdiError};
 use node::file;
 
+use crate::binding::store;
 use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
 
@@ -205,6 +206,11 @@ fn compare(paths: &NodePaths, directory: &Directory, wanted: &Wanted, is_first: 
     hca::host::show(&path);
     if is_first {
         remove_leftovers(&path);
+        // Written by others of this program, which look at no other file.
+        if *directory == Directory::State {
+            remove_leftovers(&path.join("stores"));
+            remove_leftovers(&paths.run_dir.join(store::DIRECTORY));
+        }
     }
     let mut faults = match directory {
         Directory::Cdi => match open_cdi(&path, wanted.needs_directory) {

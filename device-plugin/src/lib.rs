@@ -1,12 +1,10 @@
 //! Device plugin that advertises RDMA HCAs to the kubelet and hands containers their character
 //! devices.
 //!
-//! The way of the data: [`config`] has the pools; `host_snapshot` is one scan of the host; `pool`
-//! selects HCAs and makes units of them; `snapshot` is one resource as the kubelet gets it, and
-//! `kubelet` serves it. `allocate` and `deliver` say what a container gets; `binding` turns slots into
-//! HCAs when a pod's network is made. `run` is the daemon that does this again at each event.
-//!
-//! Public is what `rdmactl` reads a node with, and two readers for the fuzz targets.
+//! The crate [`pools`] decides: configuration, units, health, who has what, and what a
+//! container gets. Here is what reads and acts: `kubelet` serves each resource, `binding` turns slots into
+//! HCAs when a pod's network is made, `files` keeps what other programs read, `reclaim` cleans up behind
+//! pods. `run` is the loop that decides again at each event.
 
 #![forbid(unsafe_code)]
 

@@ -14,9 +14,8 @@
 //! ```
 //!
 //! One loop owns all state that changes. Everything else that runs either reads what the loop
-//! publishes or sends it a trigger. What is on disk (CDI
-//! specifications, device information, the files of `node_files`) is replaced whole: a daemon killed
-//! at any point is followed by one that finds the host as it is.
+//! publishes or sends it a trigger. What is on disk (CDI specifications, device information, the node's
+//! state) is replaced whole: a daemon killed at any point is followed by one that finds the host as it is.
 
 mod daemon;
 mod settings;

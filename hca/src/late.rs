@@ -37,7 +37,7 @@ impl std::error::Error for Late {}
 /// interrupt such a read, so the process ends without it.
 ///
 /// # Errors
-/// The read does not end, or there is no thread for it.
+/// The read does not end, or its thread cannot be started.
 pub fn wait<R: Send + 'static>(
     what: &str,
     limit: Duration,

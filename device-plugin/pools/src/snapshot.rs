@@ -351,6 +351,14 @@ impl Snapshot {
         }
     }
 
+    /// What the names of a member's units begin with: its shares have a number after it.
+    pub fn unit_prefix(&self, member: &Member) -> String {
+        match self.pool.sharing.is_shared() {
+            true => format!("{}_{}_", member.hca.id, self.tag),
+            false => member.hca.id.to_string(),
+        }
+    }
+
     /// The units as the kubelet is to see them, healthy and not.
     fn groups(&self) -> Vec<Group> {
         let of_member = |member: &Member, prefix: String, shares: Option<u32>| Group {
@@ -373,13 +381,10 @@ impl Snapshot {
                 numa_node: None,
             }],
             Sharing::Shares { .. } => members
-                .map(|member| {
-                    let prefix = format!("{}_{}_", member.hca.id, self.tag);
-                    of_member(member, prefix, Some(member.shares))
-                })
+                .map(|member| of_member(member, self.unit_prefix(member), Some(member.shares)))
                 .collect(),
             Sharing::Exclusive { .. } => members
-                .map(|member| of_member(member, member.hca.id.to_string(), None))
+                .map(|member| of_member(member, self.unit_prefix(member), None))
                 .collect(),
             Sharing::Late(_) => {
                 let group = |slot: &Slot| Group {

@@ -349,14 +349,15 @@ start_kubelet() {
 
 in_pod() { kubelet-standin exec "$1" -- "${@:2}"; }
 address_of() { in_pod "$1" ip -4 -o addr show dev "$2" | awk '{ print $4 }'; }
-# worker NAME NETWORKS LIMITS [OPTION…]: runs a pod with these networks and resources (rdma/nic: 1, …).
+# worker NAME NETWORKS LIMITS [OPTION…]: runs a pod with these networks, if any, and resources (rdma/nic: 1, …).
 worker() {
+	local networks=${2:+"k8s.v1.cni.cncf.io/networks: \"$2\""}
 	cat >"/tmp/$1.yaml" <<-POD
 		apiVersion: v1
 		kind: Pod
 		metadata:
 		  name: $1
-		  annotations: {k8s.v1.cni.cncf.io/networks: "$2"}
+		  annotations: {$networks}
 		spec:
 		  restartPolicy: Never
 		  containers:

@@ -89,6 +89,8 @@ is_frozen() { grep -q FROZEN $freezer/hung/freezer.state; }
 check "the process hangs" wait_for 20 is_frozen
 equal "while the pod has the HCA it is healthy, and so is that of the host's service" "" "$(unhealthy)"
 check "the kubelet forgets the pod" kubelet-standin delete-pod --force a
+# The kubelet may allocate the HCA before it learns that it must not; then its container does not start.
+refuses "at once, a pod that asks for both does not start" "insufficient $resource|cannot be used: process $process " pod early 2
 kill -9 "$(awk '/^PPid/ { print $2 }' "/proc/$process/status")" "$process"
 nap 1
 check "a signal does not end the process" test -e "/proc/$process"

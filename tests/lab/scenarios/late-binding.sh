@@ -182,3 +182,23 @@ check "the pod has the NIC beside its GPU" is_beside_gpu f
 equal "and its node alone" "$(nodes_wanted "$(hcas_of f)")" "$(nodes_of f)"
 check "it ends" kubelet-standin delete-pod f
 has_given_all_back "at the end"
+
+step "pods without a network follow each other on the same HCAs"
+kill_daemon
+sed -i 's/binding: late/&\n  bindAtStart: true/' /tmp/config.yaml
+restart_daemon
+check "the next daemon offers all slots" kubelet-standin node --patience 60 --wait rdma/nic=4
+# containers POD: how often one was made for it.
+containers() { ctr --namespace k8s.io containers list --quiet "labels.\"io.kubernetes.pod.name\"~=^$1(-|\$),labels.\"io.cri-containerd.kind\"==container" | wc -l; }
+for pod in g h i; do
+	check "$pod runs" worker $pod "" "rdma/nic: 4"
+	equal "$pod: its container started at the first try" 1 "$(containers $pod)"
+	contains "$pod: its bindings have its cgroup, found by its UID" '^kubepods(/besteffort)?/pod[0-9a-f-]{32,}$' \
+		"$(jq -r '.cgroup // "none"' /run/rdma-netdev/bindings/* | sort -u)"
+	equal "$pod has the nodes of all four HCAs" "$(nodes_wanted mlx5_0 mlx5_1 mlx5_2 mlx5_3)" "$(nodes_of $pod)"
+	check "$pod ends" kubelet-standin delete-pod $pod
+done
+# No next pod asks for them: the daemon's next round finds that the pod is over.
+are_unbound() { [ "$(cdi_files)" = 0 ]; }
+check "without a next pod the bindings end as well" wait_for 60 are_unbound
+has_given_all_back "after pods without a network"

@@ -197,6 +197,7 @@ fn literals() -> Result<String> {
         "hca/src",
         "proto/kubelet/src",
         "device-plugin/src",
+        "device-plugin/pools/src",
         "admin/src",
     ]
     .map(|d| top().join(d))

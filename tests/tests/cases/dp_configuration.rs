@@ -166,7 +166,7 @@ fn a_pools_mtu_is_set_when_its_netdevs_are_set_up() -> Result<()> {
     }
     tree.file("/proc/self/net/dev", "\n\nrdma0: 0\nrdma1: 0\n");
     let _kubelet = machine.kubelet()?;
-    let pool = shared().replace("  slots", "  linkUp: {mtu: 4200}\n  slots");
+    let pool = shared().replace("  shares", "  linkUp: {mtu: 4200}\n  shares");
     let daemon = machine.daemon(&pool)?;
     let end = Instant::now() + WAIT_TIMEOUT;
     while !(show("rdma0")?.2 && show("rdma1")?.2) {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
@@ -252,8 +253,12 @@ impl Node {
     fn bindings(&self) -> Result<BTreeMap<String, String>> {
         let mut bindings = BTreeMap::new();
         for entry in fs::read_dir(self.machine.bindings()).into_iter().flatten() {
-            let path = entry?.path();
-            let binding: Value = serde_json::from_str(&fs::read_to_string(&path)?)?;
+            let text = match fs::read_to_string(entry?.path()) {
+                // Freed between the two reads.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                text => text?,
+            };
+            let binding: Value = serde_json::from_str(&text)?;
             let text = |key: &str| binding[key].as_str().map(str::to_owned).context("text");
             bindings.insert(text("hca")?, text("unit")?);
         }

@@ -68,7 +68,7 @@ fn exhaustive(
         panic!("a pool without a policy");
     };
     let member = |id: &String| match snapshot.unit(id) {
-        Some(Unit::Member(member)) => Some(member),
+        Some(crate::snapshot::Unit::Member(member)) => Some(member),
         _ => None,
     };
     let mut chosen: Vec<String> = required.iter().take(size).cloned().collect();

@@ -99,7 +99,7 @@ impl Daemon {
             let consequence = "after a restart of the daemon an HCA in a pod may leave its pool";
             file(history::FILE, content, consequence)
         }));
-        // Without them the CNI plugin goes by the routes.
+        // Without them the CNI plugin finds uplinks by the routes alone.
         if !self.settings.node_addresses.is_empty() {
             files.push(file(
                 NODE_ADDRESSES,

@@ -26,7 +26,7 @@ fn first(text: &str) -> PoolConfig {
 }
 
 #[test]
-fn a_pool_of_slots_is_shared_over_its_hcas() {
+fn a_pool_of_shares_is_shared_over_its_hcas() {
     let read = first(&shared("shares: 16\nselect: { rdmaDevices: [mlx5_0] }"));
     assert_eq!(read.resource.as_str(), "rdma/a");
     assert_eq!(
@@ -235,10 +235,10 @@ fn mistakes_are_reported_with_line_and_remedy() {
         ("\tversion: 1".into(), "line 1"),
         (pool(select), "missing field `mode`"),
         (pool("mode: sharde\nselect: { functions: [pf] }"), "line 4, column 9: unknown variant `sharde`"),
-        (shared("shares: 0\nselect: { functions: [pf] }"), "line 5, column 10: shares is 0"),
-        (shared("slots: -1\nselect: { functions: [pf] }"), "line 5, column 10: invalid u32"),
+        (shared("shares: 0\nselect: { functions: [pf] }"), "line 5, column 11: shares is 0"),
+        (shared("shares: -1\nselect: { functions: [pf] }"), "line 5, column 11: invalid u32"),
         (shared("shares: 60000\nselect: { functions: [pf] }"), "between 1 and 50000"),
-        (shared("slotss: 3\nselect: { functions: [pf] }"), "unknown key \"slotss\"; did you mean \"slots\"?"),
+        (shared("sharess: 3\nselect: { functions: [pf] }"), "unknown key \"sharess\"; did you mean \"shares\"?"),
         (shared("colour: red\nselect: { functions: [pf] }"), "unknown key \"colour\"; known keys: resource"),
         (pool(&format!("mode: exclusive\nshares: 3\n{select}")), "shares requires mode shared"),
         (pool(&format!("mode: exclusive\npolicy: all-hcas\n{select}")), "policy all-hcas requires mode shared"),
