@@ -297,8 +297,8 @@ fn explore(programs: [&[Op]; 2], gives_late: bool) -> Result<usize, String> {
         if let Err(why) = world.check() {
             return Err(format!("{why} with {programs:?}: {world:#?}"));
         }
-        for me in 0..2 {
-            for next in world.steps(me, programs[me]) {
+        for (me, program) in programs.iter().enumerate() {
+            for next in world.steps(me, program) {
                 if seen.insert(next.clone()) {
                     open.push(next);
                 }
