@@ -116,7 +116,7 @@ impl Directory {
         let text = match read_file(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let why = "there is no such file: mount the share, or make the directory one of \
-                           addresses once: rdmactl addresses init DIR";
+                           addresses once: rdmactl addresses init";
                 return Err(wrong(why.to_owned()));
             }
             text => text.map_err(failed("read", &path))?,
