@@ -425,6 +425,8 @@ def main():
         everything.write_text(EVERYTHING)
         wrong += wrong_in("chart with every value", *chart(everything))
         wrong += wrong_in("chart without CNI programs", *chart(more=["--set", "cni.install=false"]))
+        # The component uninstall does not know of the agent.
+        wrong += wrong_in("chart, nfs-store + uninstall", *chart(profile("nfs-store"), profile("uninstall")))
         for names in [[], *([name] for name in PROFILES), *COMBINED]:
             wrong += sum(same_by_both(command, names, Path(scratch)))
     print(f"Kubernetes {' and '.join(VERSIONS)}; rendered by {' '.join(command)} and helm")
