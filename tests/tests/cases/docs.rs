@@ -188,6 +188,7 @@ fn literals() -> Result<String> {
         "cni-plugin/netlink/src",
         "ipam/src",
         "ipam/broker/src",
+        "agent/src",
         "node/src",
         "node/server/src",
         "proto/cni/src",
