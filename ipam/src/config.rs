@@ -549,8 +549,10 @@ mod tests {
 
     #[test]
     fn profile_compatible_notes_keys_that_nobody_reads() {
-        let config = lenient(json!({"range": "10.0.0.0/24", "rangeStart": "10.0.0.9", "Exclude": [],
-            "log_level": "debug", "ipRanges": [{"range": "fd00::/64", "omit": []}]}));
+        let config = lenient(
+            json!({"range": "10.0.0.0/24", "rangeStart": "10.0.0.9", "Exclude": [],
+            "log_level": "debug", "ipRanges": [{"range": "fd00::/64", "omit": []}]}),
+        );
         assert_eq!(
             config.unwrap().notes,
             [

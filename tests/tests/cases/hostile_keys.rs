@@ -759,7 +759,9 @@ fn keys_of_whereabouts() -> Result<()> {
         &json!({"range": "10.66.0.0/24", "rangeStart": "10.66.0.9", "gateway": "10.66.0.1",
             "ipRanges": [{"range": "fd66::/64", "omit": []}], "log_level": "debug"}),
     );
-    let answer = added(&scene, &network)?;
+    let call = super::hostile_ipam::as_whereabouts(&scene)?;
+    let answer = answer_of(&call, "ADD", &network)?;
+    let added = answer.success()?;
     let (errors, notes) = validated(&scene, &network)?;
     ensure!(errors.is_empty(), "{errors:?}");
     for words in [
@@ -777,7 +779,7 @@ fn keys_of_whereabouts() -> Result<()> {
         );
         ensure!(notes.iter().any(|note| has(note)), "{words:?}: {notes:?}");
     }
-    let ip = &answer.success()?["ips"][0]["address"];
+    let ip = &added["ips"][0]["address"];
     ensure!(ip == "10.66.0.2/24", "{ip}");
     scene.del_returns(&network, &before)
 }
@@ -786,9 +788,13 @@ fn no_range() -> Result<()> {
     /// CNI's code for an answer that cannot be used.
     const UNREADABLE: u64 = 6;
     let scene = Scene::new()?;
+    let call = super::hostile_ipam::as_whereabouts(&scene)?;
+    let words = ["without an address", "range"];
     for ipam in [json!({}), json!({"ipRanges": [{}]})] {
         let network = whereabouts(&scene, &ipam);
-        both_refuse(&scene, &network, UNREADABLE, &["without an address", "range"])?;
+        scene.refuses_call(&call, &network, &[UNREADABLE], &words)?;
+        let (errors, _) = validated(&scene, &network)?;
+        ensure!(words.iter().all(|word| errors.concat().contains(word)), "{errors:?}");
     }
     Ok(())
 }
