@@ -174,12 +174,19 @@ struct View {
 
 impl Leases {
     /// Leases an address for each request, by one record. An attachment that has what it asks for
-    /// gets it again; what else it has is freed. Addresses of the host that were passed over go into
-    /// `of_host`.
+    /// gets it again; what else it has is freed.
     ///
     /// # Errors
     /// [`Refused`]. Nothing that was taken now is left.
-    pub fn take(
+    pub fn take(&self, order: &Order, ownership: &Ownership<'_>) -> Result<Vec<Lease>, Refused> {
+        self.take_noting(order, ownership, &mut BTreeSet::new())
+    }
+
+    /// The same; addresses of the host that were passed over go into `of_host`.
+    ///
+    /// # Errors
+    /// As [`Leases::take`].
+    pub fn take_noting(
         &self,
         order: &Order,
         ownership: &Ownership<'_>,

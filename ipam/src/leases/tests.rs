@@ -113,11 +113,7 @@ fn addresses(leases: &[Lease]) -> Vec<String> {
 fn take(leases: &Leases, container: &str, ranges: &[&str]) -> Vec<String> {
     addresses(
         &leases
-            .take(
-                &order(container, ranges),
-                &Ownership::All,
-                &mut BTreeSet::new(),
-            )
+            .take(&order(container, ranges), &Ownership::All)
             .unwrap(),
     )
 }
@@ -160,18 +156,12 @@ fn a_changed_network_or_namespace_is_another_order() {
     take(&leases, "a", &["10.0.0.0/24"]);
     let mut elsewhere = order("a", &["10.0.0.0/24"]);
     elsewhere.holder.netns_inode = Some(1);
-    let moved = leases
-        .take(&elsewhere, &Ownership::All, &mut BTreeSet::new())
-        .unwrap();
+    let moved = leases.take(&elsewhere, &Ownership::All).unwrap();
     assert_eq!(addresses(&moved), ["10.0.0.2"]);
     let mut other = order("a", &["10.9.0.0/24"]);
     other.holder.network = "rail1".into();
     assert_eq!(
-        addresses(
-            &leases
-                .take(&other, &Ownership::All, &mut BTreeSet::new())
-                .unwrap()
-        ),
+        addresses(&leases.take(&other, &Ownership::All).unwrap()),
         ["10.9.0.1"]
     );
     assert_eq!(place.names().len(), 1);
@@ -198,7 +188,7 @@ fn the_address_that_cooled_longest_is_the_last_resort_of_a_whole_range() {
     assert_eq!(take(&leases, "g", &[range]), ["10.0.0.254"]);
     for call in [
         leases
-            .take(&order("h", &[range]), &Ownership::All, &mut BTreeSet::new())
+            .take(&order("h", &[range]), &Ownership::All)
             .map(drop),
         leases.has_room(&order("h", &[range]), &Ownership::All),
     ] {
@@ -219,9 +209,7 @@ fn what_need_not_cool_down_is_the_lowest_free_address_again() {
     for number in 0..600 {
         let mut order = order(&format!("c{number}"), &["10.0.0.0/22"]);
         order.cooldown = Duration::ZERO;
-        leases
-            .take(&order, &Ownership::All, &mut BTreeSet::new())
-            .unwrap();
+        leases.take(&order, &Ownership::All).unwrap();
     }
     for number in [3, 500, 260] {
         del(&leases, &format!("c{number}"), Duration::ZERO);
@@ -239,7 +227,7 @@ fn a_request_is_served_or_refused_by_name() {
     let ask = |container: &str, address: &str| {
         let mut order = order(container, &["10.0.0.0/24"]);
         order.requests[0].requested = Some(address.parse().unwrap());
-        leases.take(&order, &Ownership::All, &mut BTreeSet::new())
+        leases.take(&order, &Ownership::All)
     };
     assert_eq!(addresses(&ask("a", "10.0.0.50").unwrap()), ["10.0.0.50"]);
     assert_eq!(addresses(&ask("a", "10.0.0.50").unwrap()), ["10.0.0.50"]);
@@ -257,17 +245,13 @@ fn addresses_of_this_host_are_leased_to_nobody() {
     let leases = place.leases();
     let mut order = order("a", &["10.0.0.0/24"]);
     order.requests[0].range = Range::whole("127.0.0.0/30".parse().unwrap());
-    let refused = leases
-        .take(&order, &Ownership::All, &mut BTreeSet::new())
-        .unwrap_err();
+    let refused = leases.take(&order, &Ownership::All).unwrap_err();
     assert!(
         matches!(refused.error, LeaseError::Exhausted { .. }),
         "{refused:?}"
     );
     order.requests[0].requested = Some("127.0.0.1".parse().unwrap());
-    let refused = leases
-        .take(&order, &Ownership::All, &mut BTreeSet::new())
-        .unwrap_err();
+    let refused = leases.take(&order, &Ownership::All).unwrap_err();
     assert!(
         matches!(refused.error, LeaseError::OfThisNode { .. }),
         "{refused:?}"
@@ -288,14 +272,8 @@ fn a_rail_gets_the_host_number_of_the_first() {
     taken.requests.remove(0);
     taken.requests.remove(0);
     taken.requests[0].requested = Some("10.2.0.77".parse().unwrap());
-    leases
-        .take(&taken, &Ownership::All, &mut BTreeSet::new())
-        .unwrap();
-    let given = addresses(
-        &leases
-            .take(&order, &Ownership::All, &mut BTreeSet::new())
-            .unwrap(),
-    );
+    leases.take(&taken, &Ownership::All).unwrap();
+    let given = addresses(&leases.take(&order, &Ownership::All).unwrap());
     assert_eq!(given, ["10.0.0.77", "10.1.0.77", "10.2.0.1"]);
 }
 
@@ -306,11 +284,7 @@ fn a_range_of_its_own_is_compared_with_no_other() {
     take(&leases, "a", &["10.0.0.0/24"]);
     let mut alone = order("b", &["10.0.0.0/24", "10.0.0.0/25"]);
     alone.overlapping = false;
-    let given = addresses(
-        &leases
-            .take(&alone, &Ownership::All, &mut BTreeSet::new())
-            .unwrap(),
-    );
+    let given = addresses(&leases.take(&alone, &Ownership::All).unwrap());
     assert_eq!(given, ["10.0.0.1", "10.0.0.1"]);
     assert_eq!(leases.list().unwrap().leases.len(), 3);
     let of = LeaseSpace::of(&space(), &alone.requests[1].range, false);
@@ -333,11 +307,7 @@ fn a_node_leases_from_its_parts_and_says_what_it_needs() {
         last_resort,
     };
     let range = "10.0.0.0/24";
-    let needs = |order: &Order, last_resort| match leases.take(
-        order,
-        &parts(last_resort),
-        &mut BTreeSet::new(),
-    ) {
+    let needs = |order: &Order, last_resort| match leases.take(order, &parts(last_resort)) {
         Err(Refused {
             error: LeaseError::NeedsRoom(needs),
             ..
@@ -349,11 +319,7 @@ fn a_node_leases_from_its_parts_and_says_what_it_needs() {
     assert_eq!((needed.len(), needed[0].count, needed[1].count), (2, 2, 1));
     place.own(&["10.0.0.64/31", "10.0.0.16/31"]);
     let take = |container: &str, last_resort| {
-        let taken = leases.take(
-            &order(container, &[range]),
-            &parts(last_resort),
-            &mut BTreeSet::new(),
-        );
+        let taken = leases.take(&order(container, &[range]), &parts(last_resort));
         addresses(&taken.unwrap())
     };
     assert_eq!(take("a", false), ["10.0.0.16"]);
@@ -481,8 +447,7 @@ fn a_call_may_be_killed_before_any_change() {
         let leases = place.leases();
         match call {
             Add(name) => {
-                let taken =
-                    leases.take(&order(name, &ranges), &Ownership::All, &mut BTreeSet::new());
+                let taken = leases.take(&order(name, &ranges), &Ownership::All);
                 Some(taken.map(|taken| addresses(&taken)).unwrap_or_default())
             }
             Del(name, cooldown) => {
@@ -591,11 +556,9 @@ fn a_part_that_is_given_back_has_no_leases_wherever_a_call_is_killed() {
             last_resort: true,
         };
         let add = |container: &str| {
-            let taken = place.leases().take(
-                &order(container, &["10.0.0.0/24"]),
-                &parts,
-                &mut BTreeSet::new(),
-            );
+            let taken = place
+                .leases()
+                .take(&order(container, &["10.0.0.0/24"]), &parts);
             taken.map(|taken| addresses(&taken)).ok()
         };
         let give = || {

@@ -124,7 +124,7 @@ impl<'p> Supply<'p> {
         let mut refusal = None;
         let mut granted_before = None;
         for _ in 0..MAX_QUESTIONS {
-            let refused = match leases.take(order, &self.ownership(last_resort), of_host) {
+            let refused = match leases.take_noting(order, &self.ownership(last_resort), of_host) {
                 Ok(taken) => return Ok(taken),
                 Err(refused) => refused,
             };
@@ -156,7 +156,7 @@ impl<'p> Supply<'p> {
             }
         }
         leases
-            .take(order, &self.ownership(last_resort), of_host)
+            .take_noting(order, &self.ownership(last_resort), of_host)
             .map_err(Fault::Leases)
     }
 
