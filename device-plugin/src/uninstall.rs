@@ -162,9 +162,9 @@ pub(crate) fn give_back(places: &Places) -> Result<(), Refusal> {
     for space in owned::spaces(&policy.state_dir).map_err(unknown)? {
         let store = policy.stores.get(&space.store);
         let is_shared = store.is_some_and(|store| matches!(store.kind, StoreKind::Directory(_)));
-        let parts = Owned::read(&policy.state_dir, &space)
-            .map_err(unknown)?
-            .parts;
+        let mut parts = Owned::read(&policy.state_dir, &space).map_err(unknown)?.parts;
+        // Its own networks are kept for a node of this name, until an administrator releases them.
+        parts.retain(|_, part| part.network.is_none());
         if !is_shared || parts.is_empty() {
             continue;
         }
@@ -174,8 +174,11 @@ pub(crate) fn give_back(places: &Places) -> Result<(), Refusal> {
             change: PartsChange::GiveBack,
         };
         let stays = match client::ask(&places.run.join(AGENT_SOCKET), &question, AGENT_LIMIT) {
-            Ok(PartsChanged { kept, .. }) if kept.is_empty() => continue,
-            Ok(PartsChanged { kept, .. }) => {
+            Ok(PartsChanged { mut kept, .. }) => {
+                kept.retain(|(part, _)| parts.keys().any(|own| own.to_string() == *part));
+                if kept.is_empty() {
+                    continue;
+                }
                 let kept = kept.iter().map(|(part, why)| format!("{part}: {why}"));
                 named(&kept.collect::<Vec<String>>())
             }
