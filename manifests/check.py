@@ -46,13 +46,14 @@ COMBINED = [["late", "openshift"], ["late", "driver-container"], ["late", "opens
 # Values that the chart must refuse, and the word by which it names what is wrong.
 REFUSED = {"cniplugins.install=false": "cniplugins", "updateStrategy.rollingUpdate.maxSurge=1": "maxSurge",
            "pools.configlist=x": "pools must have one of the keys", "image.digest=latest": "digest",
-           "policy.stores.default.shared=true": "cannot have the key shared", "image=null": "image", "policy=null": "policy"}
+           "policy.stores.default.directory=/mnt": "cannot have the key directory",
+           "policy.stores.shared.type=file,policy.stores.shared.directory=/mnt": "set sharedStore", "image=null": "image", "policy=null": "policy"}
 # Each value that no profile sets.
 EVERYTHING = """
 image: {repository: registry.example/rdma-netdev, digest: "sha256:%s", pullPolicy: Always}
 imagePullSecrets: [{name: registry}]
 pools: {configList: [{resourceName: hca, rdmaHcaMax: 10, devices: [ens2f0]}]}
-policy: {stateDir: /data/rdma, cdiDir: /etc/cdi, stores: {default: {type: file, directory: /mnt/rdma/leases, shared: true, id: leases}, cluster: {type: kubernetes, directory: /mnt/rdma/cluster}}}
+policy: {stateDir: /data/rdma, cdiDir: /etc/cdi, stores: {default: {type: file, directory: /mnt/rdma/addresses}, cluster: {type: kubernetes}}}
 networks: {nic: {namespace: default, resourceName: rdma/nic, plugins: [{type: rdma-netdev, attach: move}]}}
 cni: {binDir: /opt/bin, rdmactl: true}
 kubeletRootDir: /data/kubelet
@@ -60,6 +61,7 @@ sharedStore: /mnt/rdma
 seLinuxType: container_runtime_t
 metricsPort: 9999
 broker: {metricsPort: 9998}
+agent: {metricsPort: 9997}
 monitoring: {enabled: true, labels: {release: prometheus}, docsUrl: "https://docs.example/"}
 extraArgs: [--log-level=debug]
 extraEnv: [{name: RDMA_EXAMPLE, value: "1"}]
@@ -293,11 +295,9 @@ def accepted_network(document, scratch):
         yield f"{what}: the network in it is called {config.get('name')}"
     policy = scratch / "node" / "policy.json"
     policy.parent.mkdir(exist_ok=True)
-    # A store that a policy names has to be there.
-    (scratch / "leases").mkdir(exist_ok=True)
     policy.write_text(json.dumps({
         "stateDir": f"{scratch}/state", "node": "node-1",
-        "stores": {"default": {"type": "file", "directory": f"{scratch}/leases"}}}))
+        "stores": {"default": {"type": "file"}}}))
     given = RESOURCE in document["metadata"].get("annotations", {})
     for plugin in config.get("plugins", [config]):
         if plugin.get("type") not in ("rdma-netdev", "rdma-ipam"):
@@ -403,7 +403,7 @@ def main():
         differing(True)
         return
     command = renderer()
-    programs = ("rdma-device-plugin", "rdmactl", "rdma-netdev", "rdma-ipam", "rdma-ipam-broker")
+    programs = ("rdma-device-plugin", "rdmactl", "rdma-netdev", "rdma-ipam", "rdma-ipam-broker", "rdma-agent")
     missing = [p for p in programs if not (PROGRAMS / p).exists()]
     if missing:
         sys.exit(f"{', '.join(missing)} not in {PROGRAMS}: run `make build` first")
@@ -425,6 +425,8 @@ def main():
         everything.write_text(EVERYTHING)
         wrong += wrong_in("chart with every value", *chart(everything))
         wrong += wrong_in("chart without CNI programs", *chart(more=["--set", "cni.install=false"]))
+        # The component uninstall does not know of the agent.
+        wrong += wrong_in("chart, nfs-store + uninstall", *chart(profile("nfs-store"), profile("uninstall")))
         for names in [[], *([name] for name in PROFILES), *COMBINED]:
             wrong += sum(same_by_both(command, names, Path(scratch)))
     print(f"Kubernetes {' and '.join(VERSIONS)}; rendered by {' '.join(command)} and helm")

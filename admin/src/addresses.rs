@@ -39,7 +39,7 @@ pub(crate) struct Addresses {
 enum Command {
     /// Release leases, or parts that a node has, by hand
     Release(release::Release),
-    /// Make the directory of a shared store ready, once for all nodes
+    /// Prepare the directory that nodes share, once for all nodes
     Init,
     /// Make a part of a range a node's own network, before the node asks for one
     Assign(ownership::Assign),

@@ -152,15 +152,16 @@ impl Agent {
     #[must_use]
     pub fn new(policy: &Policy, context: Context) -> Self {
         let stores = policy.stores.iter();
-        let shared =
-            stores.filter(|(_, store)| matches!(store.kind, StoreKind::File { shared: true, .. }));
-        let backend = |(name, store): (&String, &node::policy::StorePolicy)| {
-            let directory = Directory::new(&store.directory);
-            (name.clone(), Backend::Directory(directory))
+        let backend = |(name, store): (&String, &node::policy::StorePolicy)| match &store.kind {
+            StoreKind::Directory(directory) => {
+                let directory = Directory::new(directory);
+                Some((name.clone(), Backend::Directory(directory)))
+            }
+            StoreKind::Node | StoreKind::Kubernetes { .. } => None,
         };
         Self {
             context: Arc::new(context),
-            stores: shared.map(backend).collect(),
+            stores: stores.filter_map(backend).collect(),
             workers: Mutex::default(),
             questions: Mutex::default(),
             unready: Mutex::new(Some("another agent runs on this node".to_owned())),
@@ -172,7 +173,7 @@ impl Agent {
         let mismatch = |why: String| Failure::new(FailureKind::Mismatch, why);
         let Some(backend) = self.stores.get(&space.store) else {
             return Err(mismatch(format!(
-                "the agent's policy has no shared store {:?}; if the policy changed, restart the DaemonSet's pod",
+                "the agent's policy has no store {:?} with a directory; if the policy changed, restart the DaemonSet's pod",
                 space.store
             )));
         };
@@ -483,20 +484,12 @@ mod tests {
     use super::*;
     use crate::decide::ThisNode;
     use ipam::owned::Owned;
-    use node::policy::{StoreBounds, StorePolicy};
+    use node::policy::StorePolicy;
     use node_wire::client;
 
     fn policy(share: &Path) -> Policy {
         let mut policy = Policy::default();
-        let kind = StoreKind::File {
-            id: None,
-            shared: true,
-        };
-        let store = StorePolicy {
-            directory: share.to_owned(),
-            kind,
-            bounds: StoreBounds::default(),
-        };
+        let store = StorePolicy::of(StoreKind::Directory(share.to_owned()));
         policy.stores.insert("shared".to_owned(), store);
         policy
     }
@@ -591,7 +584,7 @@ mod tests {
             (
                 need("default", Room::Addresses(1)),
                 FailureKind::Mismatch,
-                "no shared store \"default\"",
+                "no store \"default\" with a directory",
             ),
             (outside, FailureKind::Malformed, "a span is not in it"),
             (wide, FailureKind::Mismatch, "perNode: prefix 20 is shorter"),

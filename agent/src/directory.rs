@@ -115,8 +115,8 @@ impl Directory {
         };
         let text = match read_file(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let why = "there is no such file: mount the share, or make the directory one of \
-                           addresses once: rdmactl addresses init";
+                let why = "there is no such file: mount the share; or prepare the directory, once for \
+                           all nodes: rdmactl addresses init";
                 return Err(wrong(why.to_owned()));
             }
             text => text.map_err(failed("read", &path))?,

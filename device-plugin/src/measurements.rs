@@ -141,7 +141,7 @@ fn fills(plugin: &Plugin) -> anyhow::Result<Vec<PoolFill>> {
     let mut pools = leases.pools()?;
     pools.retain(|pool| {
         let store = policy.stores.get(&pool.space.space.store);
-        store.is_some_and(|store| matches!(store.kind, StoreKind::File { shared: false, .. }))
+        store.is_some_and(|store| store.kind == StoreKind::Node)
     });
     let used = usage(&leases, &pools, policy.ipam.cooldown)?;
     let fills = pools.iter().zip(used).map(|(pool, usage)| PoolFill {
@@ -174,7 +174,8 @@ mod tests {
         let policy = place.path().join("policy.json");
         let values = json!({"stateDir": place.path().join("state")});
         std::fs::write(&policy, values.to_string()).unwrap();
-        let paths = NodePaths::all_in(place.path());
+        let mut paths = NodePaths::all_in(place.path());
+        paths.node.root = place.path().to_owned();
         assert_eq!(pools(&paths), []);
         assert!(calls_of(place.path()).is_empty());
     }

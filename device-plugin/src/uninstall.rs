@@ -1,25 +1,26 @@
-//! Takes away what this project put on a node: the CNI programs, the journal, the policy, and the
-//! leases if asked.
+//! Takes away what this project put on a node: the CNI programs, the journal, the policy; and gives the
+//! addresses that the node owns in a shared directory back.
 //!
 //! Refused while a pod has something of it: a pod that still runs needs the programs, the journal
 //! and the policy to end, and a NIC in a pod comes back by them alone. What cannot be read is no
 //! evidence that there is nothing.
 //!
-//! Nothing is removed by its place alone: of the state directory the entries that this project
-//! makes, and a store's directory only if its `FORMAT` says that it is one of ours. The policy goes
-//! last, for it names the other places: killed anywhere, the command is given again and does the rest.
+//! Of the state directory the entries go that this project makes. The policy goes last, for it names the other places: killed anywhere, the command is given again and does the rest.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use attachment::cdi_file;
 use attachment::journal;
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
+use ipam::owned::{self, Owned, OwnedError};
 use ipam::plugin::Plugin;
 use nix::errno::Errno;
 use node::cni_program;
 use node::policy::{Policy, StoreKind};
+use node_wire::{PartsChange, PartsChanged, PartsQuestion, client};
 
 use crate::binding::store as bindings;
 use crate::last_good;
@@ -42,9 +43,10 @@ const STATE_ENTRIES: [&str; 9] = [
     history::FILE,
     last_good::FILE,
 ];
-/// In the state directory, what the node knows of its stores. One that it knows and does not find
-/// could be on a share that is not mounted, so [`check`] refuses.
-const KNOWN_STORES: &str = "stores";
+/// In the directory of sockets.
+const AGENT_SOCKET: &str = "agent.sock";
+/// The agent answers earlier.
+const AGENT_LIMIT: Duration = Duration::from_secs(35);
 /// Begins the files that a write was killed over.
 const LEFTOVER: &str = ".new-";
 
@@ -74,6 +76,12 @@ pub(crate) enum Refusal {
          rdmactl reclaim on this node"
     )]
     InUse(String),
+    /// Parts of subnets are this node's still.
+    #[error(
+        "{what}; or release them on another node by rdmactl addresses release --node, and remove {}",
+        file.display()
+    )]
+    Parts { what: String, file: PathBuf },
     /// It is not known whether any are.
     #[error("it is not known whether a pod still uses it: {0}")]
     Unknown(String),
@@ -143,6 +151,47 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Gives the parts of subnets back that this node owns in shared directories: it asks the node's agent.
+/// [`check`] comes before.
+///
+/// # Errors
+/// A [`Refusal`]: no agent answers, or a part stays.
+pub(crate) fn give_back(places: &Places) -> Result<(), Refusal> {
+    let policy = Policy::load_for_release(&places.policy).0;
+    let unknown = |error: OwnedError| Refusal::Unknown(error.to_string());
+    for space in owned::spaces(&policy.state_dir).map_err(unknown)? {
+        let store = policy.stores.get(&space.store);
+        let is_shared = store.is_some_and(|store| matches!(store.kind, StoreKind::Directory(_)));
+        let parts = Owned::read(&policy.state_dir, &space)
+            .map_err(unknown)?
+            .parts;
+        if !is_shared || parts.is_empty() {
+            continue;
+        }
+        let question = PartsQuestion {
+            store: space.store.clone(),
+            network_name: space.network_name.clone(),
+            change: PartsChange::GiveBack,
+        };
+        let stays = match client::ask(&places.run.join(AGENT_SOCKET), &question, AGENT_LIMIT) {
+            Ok(PartsChanged { kept, .. }) if kept.is_empty() => continue,
+            Ok(PartsChanged { kept, .. }) => {
+                let kept = kept.iter().map(|(part, why)| format!("{part}: {why}"));
+                named(&kept.collect::<Vec<String>>())
+            }
+            Err(error) => format!("run rdma-agent on this node: {error}"),
+        };
+        let parts: Vec<String> = parts.keys().map(ToString::to_string).collect();
+        let file = owned::path(&policy.state_dir, &space);
+        let what = format!(
+            "addresses of {space} are this node's: {}: {stays}",
+            named(&parts)
+        );
+        return Err(Refusal::Parts { what, file });
+    }
+    Ok(())
+}
+
 /// Frees the leases of pods that ended without DEL, by the daemon's rules: evidence has to last from
 /// one call to the next. For the wait that follows a [`Refusal::InUse`]; attachments of such pods are
 /// not undone here, which needs the rights of the daemon.
@@ -176,14 +225,13 @@ fn named(list: &[String]) -> String {
     }
 }
 
-/// Removes everything, the lease stores only with `leases`; `said` is called for each path that was
+/// Removes everything; `said` is called for each path that was
 /// there. [`check`] comes before.
 ///
 /// # Errors
 /// The first path that cannot be removed; the command may be given again.
 pub(crate) fn remove(
     places: &Places,
-    leases: bool,
     mut said: impl FnMut(&Path, &str),
 ) -> Result<(), (PathBuf, io::Error)> {
     let (policy, _) = Policy::load_for_release(&places.policy);
@@ -210,15 +258,6 @@ pub(crate) fn remove(
     }
     let lock = policy.state_dir.join(LOCK);
     let _no_call = journal::hold_all(&lock).map_err(|error| (lock, error))?;
-    one(policy.state_dir.join(KNOWN_STORES), None)?;
-    for store in policy.stores.values() {
-        let kept = match store.kind {
-            StoreKind::File { shared: true, .. } => Some("other nodes use it, too"),
-            _ if !is_store(&store.directory) => Some("it is not a store of this project"),
-            _ => (!leases).then_some("--leases is not set"),
-        };
-        one(store.directory.clone(), kept)?;
-    }
     for name in STATE_ENTRIES {
         one(policy.state_dir.join(name), None)?;
     }
@@ -232,6 +271,7 @@ pub(crate) fn remove(
         places.run.join(bindings::DIRECTORY),
         bindings_to_keep(places),
     )?;
+    one(places.run.join("leases"), None)?;
     for suffix in [".sock", ".calls", ".lock"] {
         for path in with_suffix(&places.run, suffix) {
             one(path, None)?;
@@ -283,12 +323,6 @@ fn bindings_to_keep(places: &Places) -> Option<&'static str> {
     held.then_some("pods without an interface may still have these HCAs; a reboot removes them")
 }
 
-/// Its FORMAT says that it is a store of ours.
-fn is_store(directory: &Path) -> bool {
-    let format = fs::read_to_string(directory.join("FORMAT"));
-    format.is_ok_and(|text| text.contains("rdma-ipam store"))
-}
-
 fn with_prefix(directory: &Path, prefix: &str) -> Vec<PathBuf> {
     entries(directory, |name| name.starts_with(prefix))
 }
@@ -314,36 +348,28 @@ mod tests {
 
     use super::*;
 
-    const FORMAT_TEXT: &str = r#"{"format": "rdma-ipam store", "version": 2,
-        "id": "c0169a6ba8f18a394662a499a7152ec8", "created": "2026-11-23T20:00:00Z"}"#;
-
     struct NodeFiles(tempfile::TempDir);
 
     impl NodeFiles {
-        fn new(store: &serde_json::Value) -> Self {
+        fn new(stores: &serde_json::Value) -> Self {
             let node = Self(tempfile::tempdir().unwrap());
             for directory in [
                 "bin",
                 "etc",
                 "state/attachments",
                 "run/bindings",
-                "state/reclaim",
-                "leases/leases",
-                "run",
+                "run/leases/b1",
                 "cdi",
             ] {
                 fs::create_dir_all(node.path(directory)).unwrap();
             }
-            let mut store = store.clone();
-            store["directory"] = json!(node.path("leases"));
-            let policy = json!({"stateDir": node.path("state"), "stores": {"default": store}});
+            let policy = json!({"stateDir": node.path("state"), "stores": stores});
             for (file, text) in [
                 ("etc/policy.json", policy.to_string()),
                 ("bin/rdma-netdev", "x".to_owned()),
                 ("bin/macvlan", "x".to_owned()),
                 ("state/exclusive-hcas", String::new()),
                 ("state/known-hcas", String::new()),
-                ("state/reclaim/default", "{}".to_owned()),
                 ("cdi/rdma-device-plugin-pool-a.json", "{}".to_owned()),
                 ("cdi/rdma-device-plugin-slot_a-0.json", "{}".to_owned()),
                 ("cdi/nvidia.com-gpu.json", "{}".to_owned()),
@@ -369,25 +395,19 @@ mod tests {
             }
         }
 
-        fn remove(&self, leases: bool) -> Vec<(PathBuf, String)> {
-            let mut removed = Vec::new();
-            remove(&self.places(), leases, |path, what| {
-                removed.push((path.to_owned(), what.to_owned()))
-            })
-            .unwrap();
-            removed
+        fn remove(&self) {
+            remove(&self.places(), |_, _| {}).unwrap();
         }
     }
 
     #[test]
     fn what_is_ours_goes_and_what_is_not_stays() {
-        let node = NodeFiles::new(&json!({"type": "file"}));
-        fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
+        let node = NodeFiles::new(&json!({}));
         fs::write(node.path("state/notes.txt"), "an administrator's").unwrap();
-        node.remove(true);
+        node.remove();
         for gone in [
             "bin/rdma-netdev",
-            "leases",
+            "run/leases",
             "state/attachments",
             "etc",
             "cdi/rdma-device-plugin-pool-a.json",
@@ -404,55 +424,14 @@ mod tests {
 
     #[test]
     fn a_state_directory_with_nothing_else_in_it_goes() {
-        let node = NodeFiles::new(&json!({"type": "file"}));
-        node.remove(false);
+        let node = NodeFiles::new(&json!({}));
+        node.remove();
         assert!(!node.path("state").exists());
     }
 
     #[test]
-    fn leases_stay_unless_asked() {
-        let node = NodeFiles::new(&json!({"type": "file"}));
-        fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
-        let kept = "stays: --leases is not set".to_owned();
-        assert!(node.remove(false).contains(&(node.path("leases"), kept)));
-        assert!(node.path("leases/leases").exists() && !node.path("etc").exists());
-    }
-
-    #[test]
-    fn leases_below_the_state_directory_stay_in_it() {
-        for leases in [true, false] {
-            let node = NodeFiles::new(&json!({"type": "file"}));
-            let store = node.path("state/leases");
-            fs::create_dir_all(store.join("leases")).unwrap();
-            fs::write(store.join("FORMAT"), FORMAT_TEXT).unwrap();
-            let stores = json!({"default": {"type": "file", "directory": store}});
-            let policy = json!({"stateDir": node.path("state"), "stores": stores});
-            fs::write(node.path("etc/policy.json"), policy.to_string()).unwrap();
-            node.remove(leases);
-            assert!(!node.path("state/attachments").exists() && !node.path("etc").exists());
-            assert_eq!(store.join("leases").exists(), !leases);
-            assert_eq!(node.path("state").exists(), !leases);
-        }
-    }
-
-    #[test]
-    fn a_shared_store_and_a_directory_that_is_none_stay() {
-        for leases in [true, false] {
-            let node = NodeFiles::new(&json!({"type": "file", "shared": true}));
-            fs::write(node.path("leases/FORMAT"), FORMAT_TEXT).unwrap();
-            let kept = "stays: other nodes use it, too".to_owned();
-            assert!(node.remove(leases).contains(&(node.path("leases"), kept)));
-            assert!(node.path("leases/leases").exists());
-
-            let node = NodeFiles::new(&json!({"type": "file"}));
-            let kept = "stays: it is not a store of this project".to_owned();
-            assert!(node.remove(leases).contains(&(node.path("leases"), kept)));
-        }
-    }
-
-    #[test]
     fn the_hca_of_a_pod_without_an_interface_stays_bound() {
-        let node = NodeFiles::new(&json!({"type": "file"}));
+        let node = NodeFiles::new(&json!({}));
         let pod = node_wire::Pod {
             namespace: "team".into(),
             name: "worker-0".into(),
@@ -463,14 +442,14 @@ mod tests {
         binding.stage = Stage::Started;
         let store = bindings::Store::at(&node.path("run"));
         store.put(&binding).unwrap();
-        node.remove(false);
+        node.remove();
         let files = bindings::BindingDirectory::at(&node.path("run"));
         assert!(files.read().unwrap().has(&hca));
     }
 
     #[test]
     fn a_call_that_runs_keeps_everything() {
-        let node = NodeFiles::new(&json!({"type": "file"}));
+        let node = NodeFiles::new(&json!({}));
         let path = node.path("state/lock");
         fs::write(&path, "").unwrap();
         let call = fs::File::options().write(true).open(&path).unwrap();
@@ -485,13 +464,13 @@ mod tests {
         let held = journal::hold_all(&path);
         assert_eq!(held.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(call);
-        node.remove(false);
+        node.remove();
         assert!(!path.exists());
     }
 
     #[test]
     fn what_cannot_be_read_is_no_evidence() {
-        let node = NodeFiles::new(&json!({"type": "file"}));
+        let node = NodeFiles::new(&json!({}));
         fs::write(node.path("etc/policy.json"), "{").unwrap();
         assert!(matches!(check(&node.places()), Err(Refusal::Unknown(_))));
     }

@@ -128,15 +128,6 @@ impl Leases {
         self.dir.path()
     }
 
-    /// Whether an address of a space was leased, and its directory is there still.
-    pub(crate) fn has_directory(&self, space: &AddressSpace) -> bool {
-        let of = LeaseSpace {
-            space: space.clone(),
-            alone: None,
-        };
-        matches!(self.dir.inode(&of.directory()), Ok(Some(_)))
-    }
-
     fn lock(&self) -> Result<Lock, LeaseError> {
         Lock::take(&self.dir.path().join(LOCK), lock::LIMIT)
     }

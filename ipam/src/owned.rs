@@ -161,7 +161,9 @@ fn sync(path: &Path) -> io::Result<()> {
     File::open(trust::parent(path))?.sync_all()
 }
 
-fn path(state_dir: &Path, space: &AddressSpace) -> PathBuf {
+/// The file of a space.
+#[must_use]
+pub fn path(state_dir: &Path, space: &AddressSpace) -> PathBuf {
     state_dir.join(DIRECTORY).join(space.file_name())
 }
 

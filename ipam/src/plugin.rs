@@ -113,10 +113,6 @@ impl Plugin {
         let supply = supply.map_err(|e| to_error(&e, at()))?;
         self.warn(request, &config);
         let leases = self.leases()?;
-        if supply.is_node_alone() {
-            self.check_local(&config, &leases)
-                .map_err(|e| to_error(&e, at()))?;
-        }
         let holder = self.holder(request)?;
         let all = add::add(request, &config, &leases, &supply, &holder, self.rules())?;
         Ok(match rails {
@@ -306,9 +302,7 @@ impl Plugin {
                 .get(&lease.store)
                 .map(|store| &store.kind);
             let key = (lease.store.clone(), lease.network_name.clone());
-            if matches!(kind, None | Some(StoreKind::File { shared: false, .. }))
-                || owned.contains_key(&key)
-            {
+            if matches!(kind, None | Some(StoreKind::Node)) || owned.contains_key(&key) {
                 continue;
             }
             let space = crate::block::AddressSpace::new(&key.0, key.1.as_deref());
@@ -320,35 +314,6 @@ impl Plugin {
             let owned = owned.get(&key);
             owned.is_none_or(|owned| owned.covers(lease.address, &node, &boot))
         })
-    }
-
-    /// Refuses a store that other nodes use, too, and that the policy does not call shared: two nodes
-    /// would lease the same addresses. It is looked at when the first address of a space is leased.
-    fn check_local(&self, config: &Config, leases: &Leases) -> Result<(), LeaseError> {
-        let name = config.network_name.as_deref();
-        let space = crate::block::AddressSpace::new(&config.store, name);
-        let Some(store) = self.policy.stores.get(&config.store) else {
-            return Ok(());
-        };
-        if leases.has_directory(&space) {
-            return Ok(());
-        }
-        match rustix::fs::statfs(&store.directory) {
-            Ok(found) => match SHARED.iter().find(|(magic, _)| is_magic(&found, *magic)) {
-                None => Ok(()),
-                Some((_, file_system)) => Err(LeaseError::NotLocal {
-                    name: config.store.clone(),
-                    path: store.directory.clone(),
-                    file_system: (*file_system).to_owned(),
-                }),
-            },
-            Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
-            Err(source) => Err(LeaseError::Io {
-                attempt: "read the file system of",
-                path: store.directory.clone(),
-                source,
-            }),
-        }
     }
 
     fn rules(&self) -> Rules {
@@ -411,24 +376,6 @@ impl Plugin {
 /// A longer container ID is refused by ADD: with the interface it names a file.
 const MAX_CONTAINER_BYTES: usize = 200;
 
-/// File systems of several machines: magic numbers of statfs(2) and names.
-const SHARED: [(u32, &str); 9] = [
-    (0x6969, "nfs"),
-    (0x00C3_6400, "ceph"),
-    (0xFF53_4D42, "cifs"),
-    (0xFE53_4D42, "smb3"),
-    (0x6573_5546, "fuse"),
-    (0x0BD0_0BD3, "lustre"),
-    (0x4750_4653, "gpfs"),
-    (0x0116_1970, "gfs2"),
-    (0x7461_636F, "ocfs2"),
-];
-
-fn is_magic(found: &rustix::fs::StatFs, magic: u32) -> bool {
-    // 32 bits, in a field whose width and sign are the architecture's.
-    u32::try_from(i128::from(found.f_type) & 0xFFFF_FFFF) == Ok(magic)
-}
-
 /// The CNI error for what failed, with what was attempted and what to do.
 pub(crate) fn to_error(error: &LeaseError, attempt: impl Display) -> Error {
     Error::new(code(error), format!("{attempt}: {error}")).with_details(error.remedy())
@@ -443,7 +390,7 @@ fn code(error: &LeaseError) -> Code {
         LeaseError::Locked { .. } | LeaseError::NeedsRoom(_) | LeaseError::Overtaken { .. } => {
             Code::TryAgain
         }
-        LeaseError::UnknownStore { .. } | LeaseError::NotLocal { .. } => Code::Policy,
+        LeaseError::UnknownStore { .. } => Code::Policy,
         LeaseError::Held { .. } | LeaseError::OfThisNode { .. } | LeaseError::Exhausted { .. } => {
             Code::Exhausted
         }

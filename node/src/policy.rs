@@ -33,9 +33,6 @@ use crate::trust;
 
 /// Where the policy lies unless `RDMA_NETDEV_POLICY` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/rdma-netdev/policy.json";
-/// Directory of the store `default` where the policy names none. It is the only one that is
-/// created when it is missing: one that the policy names may be a share that is not mounted.
-pub const DEFAULT_STORE_DIRECTORY: &str = "/var/lib/rdma-netdev/leases";
 /// Where container runtimes read CDI files, unless `cdiDir` says otherwise.
 pub const DEFAULT_CDI_DIRECTORY: &str = "/var/run/cdi";
 /// IEEE 802.1Q reserves 4095.
@@ -89,11 +86,10 @@ pub enum FabricAddresses {
     Static,
 }
 
-/// A lease store of the policy: a directory of leases.
+/// A store of the policy: who owns which addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "read::StoreKeys")]
 pub struct StorePolicy {
-    pub directory: PathBuf,
     /// `type`, with the keys that only it has.
     pub kind: StoreKind,
     /// Which networks may use it.
@@ -101,15 +97,11 @@ pub struct StorePolicy {
 }
 
 impl StorePolicy {
-    /// A file store in a directory, with default keys.
+    /// With default keys.
     #[must_use]
-    pub fn file(directory: impl Into<PathBuf>) -> Self {
+    pub fn of(kind: StoreKind) -> Self {
         Self {
-            directory: directory.into(),
-            kind: StoreKind::File {
-                id: None,
-                shared: false,
-            },
+            kind,
             bounds: StoreBounds::default(),
         }
     }
@@ -118,18 +110,13 @@ impl StorePolicy {
 /// Whom the addresses of a store are unique among.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreKind {
-    /// `"type": "file"`: the nodes that use the directory.
-    File {
-        /// `id`: the store's identity. When it is named, no other store is used
-        /// and none is made: a share that is not mounted cannot be mistaken.
-        id: Option<String>,
-        /// `shared`: other nodes use the directory, too. A file system that only
-        /// this machine has is refused there: it is what lies below the mount point
-        /// of a share that is not mounted.
-        shared: bool,
-    },
+    /// `"type": "file"`: the pods of this node.
+    Node,
+    /// The same with a `directory`: the nodes that mount it. Its documents say which node owns which
+    /// addresses.
+    Directory(PathBuf),
     /// `"type": "kubernetes"`: the nodes of the cluster. Its API says which node has which
-    /// block of addresses; the directory has the leases of this node.
+    /// block of addresses.
     Kubernetes {
         /// `blocks`: how long a block is.
         blocks: BlockLength,
@@ -367,13 +354,12 @@ pub enum LogLevel {
 
 impl Default for Policy {
     fn default() -> Self {
-        let directory = PathBuf::from(DEFAULT_STORE_DIRECTORY);
         Self {
             version: 1,
             node: None,
             state_dir: PathBuf::from("/var/lib/rdma-netdev"),
             cdi_dir: PathBuf::from(DEFAULT_CDI_DIRECTORY),
-            stores: BTreeMap::from([("default".to_owned(), StorePolicy::file(directory))]),
+            stores: BTreeMap::from([("default".to_owned(), StorePolicy::of(StoreKind::Node))]),
             ipam: Ipam::default(),
             allow: Allow::default(),
             rails: Rails::default(),

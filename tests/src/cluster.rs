@@ -93,7 +93,7 @@ impl BrokerNode {
     /// The Node cannot be made, or a file.
     pub fn new(server: &ApiServer, name: &str, store: &Value) -> Result<Self> {
         let place = TempDir::new()?;
-        let store = local_store(place.path(), store);
+        let store = cluster_store(store);
         if server.node_uid(name)?.is_none() {
             server.add_node(name)?;
         }
@@ -116,7 +116,7 @@ impl BrokerNode {
     /// # Errors
     /// It cannot be written.
     pub fn set_store(&self, store: &Value) -> Result<()> {
-        self.write_policy(&local_store(self.place.path(), store))
+        self.write_policy(&cluster_store(store))
     }
 
     fn write_policy(&self, store: &Value) -> Result<()> {
@@ -389,9 +389,9 @@ impl BrokerNode {
     }
 }
 
-/// A store with a directory of the node's own, and further keys.
-fn local_store(place: &Path, keys: &Value) -> Value {
-    let mut store = json!({"type": "kubernetes", "directory": place.join("leases")});
+/// A store of the cluster, with further keys.
+fn cluster_store(keys: &Value) -> Value {
+    let mut store = json!({"type": "kubernetes"});
     if let (Some(store), Some(keys)) = (store.as_object_mut(), keys.as_object()) {
         store.extend(keys.clone());
     }

@@ -143,13 +143,7 @@ impl Machine {
             }
             _ => {}
         }
-        // Not the store of the machine that this runs on.
-        let leases = self.root.path().join("leases");
-        fs::create_dir_all(&leases)?;
-        let policy = serde_json::json!({
-            "stateDir": state,
-            "stores": {"default": {"type": "file", "directory": leases}},
-        });
+        let policy = serde_json::json!({"stateDir": state});
         fs::write(&file, policy.to_string())?;
         Ok(file)
     }

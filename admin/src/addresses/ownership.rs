@@ -22,18 +22,16 @@ const LIMIT: Duration = Duration::from_secs(35);
 /// Makes the store's directory one for the documents of all nodes that mount it.
 pub(super) fn init(scope: &Scope<'_>) -> Ended {
     let policy = scope.global.policy()?;
-    let store = policy.stores.get(scope.store);
-    let store = store.filter(|store| matches!(store.kind, StoreKind::File { shared: true, .. }));
-    let Some(store) = store else {
+    let store = policy.stores.get(scope.store).map(|store| &store.kind);
+    let Some(StoreKind::Directory(directory)) = store else {
         bail!(
-            "the policy has no store {:?} with shared: true; name one with --store",
+            "the policy has no store {:?} with a directory; name one with --store",
             scope.store
         );
     };
-    Directory::new(&store.directory).init()?;
-    let directory = store.directory.display();
-    scope.global.say(json!({"directory": store.directory}), || {
-        format!("{directory} is for all nodes that mount it\n")
+    Directory::new(directory).init()?;
+    scope.global.say(json!({"directory": directory}), || {
+        format!("{} is for all nodes that mount it\n", directory.display())
     });
     Ok(Exit::Good)
 }

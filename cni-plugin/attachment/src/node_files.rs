@@ -87,10 +87,9 @@ mod tests {
     #[test]
     fn a_journal_or_store_that_was_never_used_holds_nothing() {
         let place = tempfile::tempdir().unwrap();
-        let (state, store) = (place.path().join("state"), place.path().join("store"));
+        let state = place.path().join("state");
         let policy = place.path().join("policy.json");
-        let values = json!({"stateDir": state,
-            "stores": {"default": {"type": "file", "directory": store}}});
+        let values = json!({"stateDir": state});
         std::fs::write(&policy, values.to_string()).unwrap();
         let unused = read(&Places {
             root: "/".into(),

@@ -45,9 +45,6 @@ pub(super) struct Uninstall {
     /// Remove it; the journal cannot be recovered
     #[arg(long, required_unless_present = "dry_run", conflicts_with = "dry_run")]
     yes: bool,
-    /// Also remove the stores of leases that the policy names, except those with "shared": true
-    #[arg(long)]
-    leases: bool,
     /// Only say whether it would be refused
     #[arg(long)]
     dry_run: bool,
@@ -83,7 +80,14 @@ impl Uninstall {
             true => Some(end_signal()?),
             false => None,
         };
-        while let Err(refusal) = uninstall::check(&places) {
+        let ready = || {
+            uninstall::check(&places)?;
+            match self.yes {
+                true => uninstall::give_back(&places),
+                false => Ok(()),
+            }
+        };
+        while let Err(refusal) = ready() {
             let Some(ended) = ended.as_ref().filter(|_| self.wait) else {
                 return Err(refusal.into());
             };
@@ -103,7 +107,7 @@ impl Uninstall {
             return Ok(writeln!(out, "nothing on this node is in use")?);
         }
         let mut lines = String::new();
-        let removed = uninstall::remove(&places, self.leases, |path, what| {
+        let removed = uninstall::remove(&places, |path, what| {
             lines += &format!("{}: {what}\n", path.display());
         });
         out.write_all(lines.as_bytes())?;

@@ -34,13 +34,6 @@ pub enum LeaseError {
     /// The policy has no such store.
     #[error("the node's policy has no store {name:?}; it has {known}")]
     UnknownStore { name: String, known: String },
-    /// The policy's directory is a share, and the policy does not call it one.
-    #[error("store {name:?}: {} is on {file_system}, which other nodes use, too", path.display())]
-    NotLocal {
-        name: String,
-        path: PathBuf,
-        file_system: String,
-    },
     /// This machine cannot say who it is.
     #[error(transparent)]
     Node(#[from] IdentityError),
@@ -117,7 +110,6 @@ impl LeaseError {
             Self::UnknownStore { .. } => {
                 "name one of them in ipam.store, or add it to the policy's stores"
             }
-            Self::NotLocal { .. } => "set shared to true in the policy's store, on all nodes",
             Self::Node(_) => "set node in the policy; mount /proc",
             Self::Held { .. } | Self::OfThisNode { .. } => "ask for another address, or for none",
             Self::Oversize { .. } => "shorten the network's name",

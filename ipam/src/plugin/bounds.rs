@@ -53,7 +53,7 @@ impl Plugin {
             return Ok(());
         };
         let mut ranges = config.all_ranges();
-        if matches!(kind, StoreKind::File { shared: false, .. })
+        if *kind == StoreKind::Node
             && let Some(range) = ranges.find(|range| range.per_node().is_some())
         {
             let (range, store) = (range.subnet(), &config.store);

@@ -60,8 +60,8 @@ impl<'p> Supply<'p> {
             return Err(LeaseError::unknown_store(policy, store));
         };
         let source = match &known.kind {
-            StoreKind::File { shared: false, .. } => Source::Node,
-            StoreKind::File { shared: true, .. } => Source::Agent {
+            StoreKind::Node => Source::Node,
+            StoreKind::Directory(_) => Source::Agent {
                 socket: root.join(AGENT_SOCKET),
             },
             StoreKind::Kubernetes {
@@ -78,7 +78,7 @@ impl<'p> Supply<'p> {
     }
 
     /// Whether the node has all addresses of its networks by itself.
-    pub(super) fn is_node_alone(&self) -> bool {
+    fn is_node_alone(&self) -> bool {
         matches!(self.source, Source::Node)
     }
 
@@ -292,11 +292,7 @@ mod tests {
                 state_dir: place.path().join("state"),
                 ..Policy::default()
             };
-            let mut store = StorePolicy::file("/nowhere");
-            store.kind = StoreKind::File {
-                id: None,
-                shared: true,
-            };
+            let store = StorePolicy::of(StoreKind::Directory("/nowhere".into()));
             policy.stores.insert("shared".into(), store);
             let spec = Spec {
                 range: "10.0.0.0/24",

@@ -20,6 +20,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{- /* Not empty if the nodes get a policy with a store in a shared directory: then there is an agent. */}}
+{{- define "has-agent" -}}
+{{- if .Values.cni.install }}
+{{- range .Values.policy.stores }}{{ if .directory }}yes{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "state-dir" -}}
 {{ .Values.policy.stateDir | default "/var/lib/rdma-netdev" }}
 {{- end }}
@@ -61,11 +68,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- define "policy" -}}
 {{- range $name, $store := .Values.policy.stores }}
-{{- $foreign := ternary (list "shared" "id") (list "after") (eq $store.type "kubernetes") }}
+{{- $foreign := ternary (list "directory") (list "after") (eq $store.type "kubernetes") }}
 {{- range $foreign }}
 {{- if hasKey $store . }}
 {{- fail (printf "policy.stores.%s: a store of type %s cannot have the key %s; set it to null" $name $store.type .) }}
 {{- end }}
+{{- end }}
+{{- if and $store.directory (not $.Values.sharedStore) (not $.Values.extraVolumeMounts) }}
+{{- fail (printf "policy.stores.%s: set sharedStore to the mount point of the file system that holds %s" $name $store.directory) }}
 {{- end }}
 {{- end }}
 {{- include "json" .Values.policy }}
@@ -112,11 +122,6 @@ volumeMounts:
   mountPath: /etc/rdma-netdev
 - name: state
   mountPath: {{ include "state-dir" . }}
-{{- with .Values.sharedStore }}
-- name: shared-store
-  mountPath: {{ . }}
-  mountPropagation: HostToContainer
-{{- end }}
 - name: node-socket
   mountPath: /run/rdma-netdev
 # The leases, below the host's root.
@@ -128,6 +133,63 @@ volumeMounts:
   mountPath: /run/netns
   mountPropagation: HostToContainer
   readOnly: true
+{{- with .Values.extraVolumeMounts }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{- define "agent-container" -}}
+image: {{ include "image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+command: [/usr/local/bin/rdma-agent]
+env:
+{{- include "node-name" . | nindent 0 }}
+- name: HOST_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.hostIP
+- name: RDMA_AGENT_METRICS_ADDR
+  value: 127.0.0.1:{{ .Values.agent.metricsPort }},$(HOST_IP):{{ .Values.agent.metricsPort }}
+ports:
+- name: agent-metrics
+  containerPort: {{ .Values.agent.metricsPort }}
+startupProbe:
+  httpGet: {host: 127.0.0.1, path: /healthz, port: agent-metrics}
+  initialDelaySeconds: 1
+  periodSeconds: 1
+  timeoutSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {host: 127.0.0.1, path: /healthz, port: agent-metrics}
+  periodSeconds: 30
+  timeoutSeconds: 5
+  failureThreshold: 4
+# Root owns the files that it writes. It needs neither a token nor the host's files but these.
+securityContext:
+  runAsUser: 0
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+  seccompProfile:
+    type: RuntimeDefault
+resources:
+  {{- toYaml .Values.agent.resources | nindent 2 }}
+volumeMounts:
+- name: policy
+  mountPath: /etc/rdma-netdev
+  readOnly: true
+- name: state
+  mountPath: {{ include "state-dir" . }}
+# Its socket, and the leases of the node.
+- name: node-socket
+  mountPath: /run/rdma-netdev
+{{- with .Values.sharedStore }}
+# The mount point, so that a later mount of the node appears here.
+- name: shared-store
+  mountPath: {{ . }}
+  mountPropagation: HostToContainer
+{{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{- toYaml . | nindent 0 }}
 {{- end }}

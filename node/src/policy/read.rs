@@ -2,8 +2,8 @@
 //! function that its field names; each says the rule that a wrong value breaks.
 
 use super::{
-    BlockLength, DEFAULT_STORE_DIRECTORY, MAX_RAIL, MAX_VLAN, Policy, PolicyError, Selector,
-    StoreBounds, StoreKind, StorePolicy, partition_key, port_guid,
+    BlockLength, MAX_RAIL, MAX_VLAN, Policy, PolicyError, Selector, StoreBounds, StoreKind,
+    StorePolicy, partition_key, port_guid,
 };
 
 use crate::{duration, identity, pattern::Pattern};
@@ -191,22 +191,12 @@ where
     })
 }
 
-/// Those of the file and the default one, which has the built-in directory. Each other store has its
-/// own.
+/// Those of the file and the default one.
 pub(super) fn stores<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<BTreeMap<String, StorePolicy>, D::Error> {
     let mut stores = Policy::default().stores;
-    for (name, mut store) in BTreeMap::<String, StorePolicy>::deserialize(from)? {
-        if store.directory.as_os_str().is_empty() {
-            if name != "default" || matches!(store.kind, StoreKind::File { .. }) {
-                let rule = format!("the store {name:?} must have a \"directory\"");
-                return Err(D::Error::custom(rule));
-            }
-            store.directory = PathBuf::from(DEFAULT_STORE_DIRECTORY);
-        }
-        stores.insert(name, store);
-    }
+    stores.extend(BTreeMap::<String, StorePolicy>::deserialize(from)?);
     Ok(stores)
 }
 
@@ -221,9 +211,6 @@ pub(super) struct StoreKeys {
     ranges: Option<Vec<IpNetwork>>,
     #[serde(deserialize_with = "network_names")]
     network_names: Option<Vec<String>>,
-    #[serde(deserialize_with = "name")]
-    id: Option<String>,
-    shared: Option<bool>,
     blocks: Option<BlockLength>,
     #[serde(deserialize_with = "networks")]
     r#static: Option<Vec<IpNetwork>>,
@@ -247,7 +234,7 @@ impl TryFrom<StoreKeys> for StorePolicy {
     type Error = String;
 
     fn try_from(keys: StoreKeys) -> Result<Self, String> {
-        let of_files = [("id", keys.id.is_some()), ("shared", keys.shared.is_some())];
+        let of_files = [("directory", keys.directory.is_some())];
         let of_clusters = [
             ("blocks", keys.blocks.is_some()),
             ("static", keys.r#static.is_some()),
@@ -255,14 +242,8 @@ impl TryFrom<StoreKeys> for StorePolicy {
         ];
         let (others, kind): (&[_], _) = match keys.r#type {
             Some(StoreType::File) => {
-                let shared = keys.shared.unwrap_or_default();
-                (
-                    &of_clusters,
-                    StoreKind::File {
-                        id: keys.id,
-                        shared,
-                    },
-                )
+                let kind = keys.directory.map_or(StoreKind::Node, StoreKind::Directory);
+                (&of_clusters, kind)
             }
             Some(StoreType::Kubernetes) => {
                 let kind = StoreKind::Kubernetes {
@@ -280,7 +261,6 @@ impl TryFrom<StoreKeys> for StorePolicy {
             ));
         }
         Ok(StorePolicy {
-            directory: keys.directory.unwrap_or_default(),
             kind,
             bounds: StoreBounds {
                 ranges: keys.ranges,
@@ -364,7 +344,7 @@ mod tests {
         let policy = parse(
             r#"{
               "version": 1, "node": "gpu-7", "stateDir": "/srv/state",
-              "stores": {"shared": {"type": "file", "directory": "/mnt/leases", "shared": true,
+              "stores": {"shared": {"type": "file", "directory": "/mnt/leases",
                   "ranges": ["10.0.0.0/8"], "networkNames": ["blue", ""]}},
               "ipam": {"profile": "compatible", "cooldown": "2m"},
               "allow": {"nonRdma": true, "uplinks": true, "passthru": true, "virtual": true,
@@ -384,11 +364,7 @@ mod tests {
         let names: Vec<_> = policy.stores.keys().map(String::as_str).collect();
         assert_eq!(names, ["default", "shared"]);
         let shared = StorePolicy {
-            directory: "/mnt/leases".into(),
-            kind: StoreKind::File {
-                id: None,
-                shared: true,
-            },
+            kind: StoreKind::Directory("/mnt/leases".into()),
             bounds: StoreBounds {
                 ranges: Some(vec!["10.0.0.0/8".parse().unwrap()]),
                 network_names: Some(vec!["blue".into(), String::new()]),
@@ -504,10 +480,6 @@ mod tests {
                 "stores.a.type: must be \"file\" or \"kubernetes\", found the string \"etcd\"",
             ),
             (
-                r#"{"stores": {"a": {"type": "file"}}}"#,
-                "stores: the store \"a\" must have a \"directory\"",
-            ),
-            (
                 r#"{"stores": {"a": {"directory": "/b"}}}"#,
                 "stores.a: must have a \"type\"",
             ),
@@ -532,8 +504,8 @@ mod tests {
                 "stores.a.networkNames: must be a list of names",
             ),
             (
-                r#"{"stores": {"a": {"type": "file", "directory": "/b", "shared": "yes"}}}"#,
-                "stores.a.shared: expected true or false",
+                r#"{"stores": {"a": {"type": "file", "directory": "b"}}}"#,
+                "stores.a.directory: must be an absolute path",
             ),
             (r#"{"stores": []}"#, "stores: expected an object"),
             (r#"{"ipam": {"cooldown": "30"}}"#, "duration"),
@@ -609,13 +581,12 @@ mod tests {
     }
 
     #[test]
-    fn a_kubernetes_store_has_blocks_and_a_built_in_directory() {
+    fn a_kubernetes_store_has_blocks() {
         let read = |store: &str| {
             let text = format!(r#"{{"stores": {{"default": {store}}}}}"#);
             policy(Path::new("p"), text.as_bytes()).map(|policy| policy.stores["default"].clone())
         };
         let plain = read(r#"{"type": "kubernetes"}"#).unwrap();
-        assert_eq!(plain.directory, Path::new(DEFAULT_STORE_DIRECTORY));
         let blocks = BlockLength {
             ipv4: 28,
             ipv6: 122,
@@ -626,7 +597,7 @@ mod tests {
             after: None,
         };
         assert_eq!(plain.kind, kind);
-        let text = r#"{"type": "kubernetes", "directory": "/srv", "static": ["10.0.0.0/26"],
+        let text = r#"{"type": "kubernetes", "static": ["10.0.0.0/26"],
                        "blocks": {"ipv4": 1, "ipv6": 65536}}"#;
         let other = read(text).unwrap();
         let blocks = BlockLength {
@@ -640,12 +611,8 @@ mod tests {
         };
         assert_eq!(other.kind, kind);
         for (wrong, says) in [
-            (r#"{"type": "kubernetes", "id": "x"}"#, "id"),
-            (r#"{"type": "kubernetes", "shared": true}"#, "shared"),
-            (
-                r#"{"type": "file", "directory": "/s", "blocks": {}}"#,
-                "blocks",
-            ),
+            (r#"{"type": "kubernetes", "directory": "/s"}"#, "directory"),
+            (r#"{"type": "file", "blocks": {}}"#, "blocks"),
             (
                 r#"{"type": "kubernetes", "blocks": {"ipv4": 24}}"#,
                 "blocks.ipv4",
@@ -671,13 +638,6 @@ mod tests {
             let error = read(wrong).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
-        // A second store has no built-in directory.
-        let text = br#"{"stores": {"blue": {"type": "kubernetes"}}}"#;
-        let error = policy(Path::new("p"), text).unwrap_err().to_string();
-        assert!(
-            error.contains("the store \"blue\" must have a \"directory\""),
-            "{error}"
-        );
     }
 
     #[test]
@@ -716,7 +676,7 @@ mod tests {
         assert_eq!(policy.state_dir, Path::new("/srv"));
         assert_eq!(
             policy.stores.get("default"),
-            Some(&StorePolicy::file("/mnt"))
+            Some(&StorePolicy::of(StoreKind::Directory("/mnt".into())))
         );
         assert_eq!(policy.ipam, Policy::default().ipam);
         assert_eq!(salvage(b"garbage"), Policy::default());

@@ -189,10 +189,8 @@ fi
 meet_late clean
 ours() {
 	find /opt/cni/bin -name 'rdma-*'
-	find /etc/rdma-netdev /run/rdma-netdev /var/run/cdi -mindepth 1 || true
-	find /var/lib/rdma-netdev -mindepth 1 -maxdepth 1 -not -name leases
+	find /etc/rdma-netdev /var/lib/rdma-netdev /run/rdma-netdev /var/run/cdi -mindepth 1 || true
 }
 equal "nothing of it is left on the node" "" "$(ours)"
-check "but leases" test -e /var/lib/rdma-netdev/leases/FORMAT
 as_before "the host is as before" "$before"
 meet_late over

@@ -185,7 +185,7 @@ contains "containerd gave it the device nodes of one HCA" '^rdma_cm uverbs[0-9]$
 check "it ends" kubectl delete pod by-cdi --timeout=200s
 
 step "helm upgrade --set uninstall.enabled=true, helm uninstall"
-check "the API server takes it" upgrade --reuse-values --set uninstall.enabled=true --set uninstall.leases=true
+check "the API server takes it" upgrade --reuse-values --set uninstall.enabled=true
 check "the node becomes clean" rolled
 show own logs ds/rdma-netdev -c uninstall
 equal "nothing is left on the node" "" "$(find /opt/cni/bin -name 'rdma*'

@@ -95,7 +95,6 @@ fn policy(place: &Path, name: &str) -> Result<Policy> {
     std::fs::create_dir_all(&place)?;
     std::os::unix::fs::symlink("/proc", place.join("proc"))?;
     let store = StorePolicy {
-        directory: place.join("leases"),
         kind: StoreKind::Kubernetes {
             blocks: BlockLength::default(),
             static_networks: Vec::new(),

@@ -82,7 +82,7 @@ impl Side {
         let settings = json!({
             "node": "bench",
             "stateDir": directory.join("state"),
-            "stores": {"default": {"type": kind, "directory": directory.join("leases")}},
+            "stores": {"default": {"type": kind}},
             "ipam": {"cooldown": "0s"},
         });
         fs::write(&policy, settings.to_string())?;

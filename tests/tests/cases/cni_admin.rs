@@ -719,7 +719,7 @@ fn a_node_is_cleaned_in_a_container_after_a_try_that_failed_half_way() -> Result
     let uninstall = |mount: &str| -> Result<Output> {
         let script = format!(
             "set -e; cd \"$1\"; shift; {mount}
-            for directory in etc programs run cdi state leases; do
+            for directory in etc programs run cdi state; do
                 mount --rbind $directory $directory
             done
             mount --rbind . .
@@ -731,7 +731,7 @@ fn a_node_is_cleaned_in_a_container_after_a_try_that_failed_half_way() -> Result
         command.arg(host.directory());
         command.arg(product("rdma-device-plugin")?);
         command
-            .args(["uninstall", "--yes", "--leases", "--policy"])
+            .args(["uninstall", "--yes", "--policy"])
             .arg(&policy);
         for (flag, place) in [("--cni-bin-dir", "programs"), ("--run-dir", "run")] {
             command.arg(flag).arg(host.directory().join(place));

@@ -317,7 +317,6 @@ fn status_fails_where_nothing_answers() -> Result<()> {
     let directory = machine.directory();
     let policy = json!({
         "stateDir": directory.join("state"),
-        "stores": {"default": {"type": "file", "directory": directory.join("store")}},
     });
     fs::write(directory.join("policy.json"), policy.to_string())?;
     let output = ask(&machine, "status", &[])?;

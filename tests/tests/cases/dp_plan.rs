@@ -33,8 +33,7 @@ case "$*" in
 esac
 "#;
 
-const INSTALLED_POLICY: &str =
-    r#"{"stores": {"default": {"type": "file", "directory": "/leases"}}}"#;
+const INSTALLED_POLICY: &str = r#"{"stores": {"default": {"type": "file"}}}"#;
 
 struct Cluster(TempDir);
 

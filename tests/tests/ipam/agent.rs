@@ -41,7 +41,7 @@ pub(crate) fn shared() -> Place {
     let directory = place.path().join("store");
     std::fs::create_dir_all(&directory).unwrap();
     place.set_policy(json!({
-        "stores": {"default": {"type": "file", "directory": directory, "shared": true}},
+        "stores": {"default": {"type": "file", "directory": directory}},
         "ipam": {"cooldown": "0s"},
     }));
     place
@@ -146,4 +146,59 @@ fn pods_that_move_on_a_small_range_get_addresses_though_agents_die() {
         pods.push((who, address));
     }
     assert!(longest < Duration::from_secs(20), "{longest:?}");
+}
+
+#[test]
+fn a_node_that_is_uninstalled_gives_its_addresses_back() {
+    let place = shared();
+    assert!(place.admin(&["init"]).ok());
+    let config = network("rdma-ipam", json!({"range": "10.0.0.0/26"}));
+    let agent = start(&place, "n1");
+    let pod = on("n1", "a");
+    add(&place, &pod, &config);
+    let root = place.root("n1");
+    let uninstall = || {
+        let mut command = Command::new(product("rdma-device-plugin").unwrap());
+        command.args(["uninstall", "--yes", "--node", "n1", "--policy"]);
+        command.arg(place.policy_of("n1"));
+        let run = root.join("run/rdma-netdev");
+        for (flag, path) in [
+            ("--host-root", &root),
+            ("--cni-bin-dir", &root.join("bin")),
+            ("--cdi-dir", &root.join("cdi")),
+            ("--run-dir", &run),
+        ] {
+            command.arg(flag).arg(path);
+        }
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.success(), said)
+    };
+    let document = || {
+        let subnet = place.path().join("store/default/10.0.0.0-24");
+        let files = std::fs::read_dir(subnet).unwrap();
+        let names = files.map(|file| file.unwrap().path());
+        let number = |path: &std::path::PathBuf| path.file_name()?.to_str()?.parse::<u64>().ok();
+        let last = names.max_by_key(number).unwrap();
+        std::fs::read_to_string(last).unwrap()
+    };
+
+    let (ok, said) = uninstall();
+    assert!(!ok && said.contains("addresses are leased"), "{said}");
+    assert!(place.del(&pod, &config).ok());
+    drop(agent);
+    let (ok, said) = uninstall();
+    assert!(
+        !ok && said.contains("run rdma-agent on this node"),
+        "{said}"
+    );
+    assert!(place.policy_of("n1").exists() && document().contains("n1"));
+    let _agent = start(&place, "n1");
+    let begun = Instant::now();
+    while let (false, said) = uninstall() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{said}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(!place.policy_of("n1").exists() && !root.join("run/rdma-netdev/leases").exists());
+    assert!(!document().contains("n1"), "{}", document());
 }

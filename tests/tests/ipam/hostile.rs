@@ -71,7 +71,7 @@ fn a_directory_of_leases_that_others_can_write_is_refused() {
 fn a_shared_store_leases_what_this_node_owns() {
     let place = Place::new();
     let config = range("10.0.0.0/24");
-    name_store(&place, json!({"shared": true}));
+    name_store(&place, json!({"directory": place.path().join("store")}));
     let (code, text) = place.add(&c("a"), &config).error();
     assert!(code == 11 && text.contains("agent.sock"), "{code} {text}");
     assert_eq!(place.call("STATUS", &c("a"), &config).error().0, 50);
@@ -111,7 +111,7 @@ fn an_address_of_this_node_is_leased_to_nobody() {
 
 /// The store of the place's policy, with more keys.
 fn name_store(place: &Place, more: serde_json::Value) {
-    let mut store = json!({"type": "file", "directory": place.path().join("store")});
+    let mut store = json!({"type": "file"});
     store
         .as_object_mut()
         .unwrap()

@@ -130,9 +130,8 @@ impl Place {
     /// The policy of every machine: the same but for the state directory.
     pub(crate) fn set_policy(&self, mut policy: Value) {
         let kind = if self.blocks { "kubernetes" } else { "file" };
-        let directory = self.path().join("store");
         if policy.get("stores").is_none() {
-            policy["stores"] = json!({"default": {"type": kind, "directory": directory}});
+            policy["stores"] = json!({"default": {"type": kind}});
         }
         *self.policy.lock().unwrap() = policy;
         self.write_policy("n1");

@@ -61,8 +61,7 @@ fn del_needs_neither_ranges_nor_namespace_nor_policy_in_order() {
     let bare = json!({"cniVersion": "0.4.0", "name": "rail", "ipam": {"type": "rdma-ipam"}});
     assert!(place.del(&c("a"), &bare).ok());
     assert_eq!(place.held(), ["10.0.0.2"]);
-    let stores = json!({"default": {"type": "file", "directory": place.path().join("store")}});
-    let broken = json!({"stateDir": place.state(), "stores": stores, "typo": 1});
+    let broken = json!({"stateDir": place.state(), "typo": 1});
     std::fs::write(place.policy(), broken.to_string()).unwrap();
     let (code, text) = place.add(&c("x"), &config).error();
     assert!(code == 101 && text.contains("typo"), "{code} {text}");

@@ -69,7 +69,6 @@ impl Machine {
         let place = tempfile::tempdir().unwrap();
         std::fs::create_dir(place.path().join("leases")).unwrap();
         let store = StorePolicy {
-            directory: place.path().join("leases"),
             kind: StoreKind::Kubernetes {
                 // 16 blocks of four addresses.
                 blocks: BlockLength {

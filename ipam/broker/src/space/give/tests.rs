@@ -26,7 +26,6 @@ fn worker(place: &Path) -> Worker {
     std::fs::create_dir_all(&kernel).unwrap();
     std::fs::write(kernel.join("boot_id"), "b1").unwrap();
     let store = StorePolicy {
-        directory: place.join("leases"),
         kind: StoreKind::Kubernetes {
             blocks: BlockLength::default(),
             static_networks: Vec::new(),
