@@ -19,6 +19,7 @@ use ipam::owned::{self, Owned, OwnedError};
 use ipam::plugin::Plugin;
 use nix::errno::Errno;
 use node::cni_program;
+use node::file::is_leftover_name;
 use node::policy::{Policy, StoreKind};
 use node_wire::{PartsChange, PartsChanged, PartsQuestion, client};
 
@@ -47,8 +48,6 @@ const STATE_ENTRIES: [&str; 9] = [
 const AGENT_SOCKET: &str = "agent.sock";
 /// The agent answers earlier.
 const AGENT_LIMIT: Duration = Duration::from_secs(35);
-/// Begins the files that a write was killed over.
-const LEFTOVER: &str = ".new-";
 
 /// Where things are, as this process sees them.
 #[derive(Debug, Clone)]
@@ -264,7 +263,7 @@ pub(crate) fn remove(
     for name in STATE_ENTRIES {
         one(policy.state_dir.join(name), None)?;
     }
-    for path in with_prefix(&policy.state_dir, LEFTOVER) {
+    for path in entries(&policy.state_dir, is_leftover_name) {
         one(path, None)?;
     }
     let rest = fs::read_dir(&policy.state_dir).is_ok_and(|mut rest| rest.next().is_some());
@@ -373,6 +372,7 @@ mod tests {
                 ("bin/macvlan", "x".to_owned()),
                 ("state/exclusive-hcas", String::new()),
                 ("state/known-hcas", String::new()),
+                ("state/.known-hcas.0123456789abcdef.new", String::new()),
                 ("cdi/rdma-device-plugin-pool-a.json", "{}".to_owned()),
                 ("cdi/rdma-device-plugin-slot_a-0.json", "{}".to_owned()),
                 ("cdi/nvidia.com-gpu.json", "{}".to_owned()),
@@ -444,7 +444,7 @@ mod tests {
         let mut binding = Binding::new(&hca, "slot_0", &pod, Some("c1"));
         binding.stage = Stage::Started;
         let store = bindings::Store::at(&node.path("run"));
-        store.put(&binding).unwrap();
+        store.put(&binding, None).unwrap();
         node.remove();
         let files = bindings::BindingDirectory::at(&node.path("run"));
         assert!(files.read().unwrap().has(&hca));
