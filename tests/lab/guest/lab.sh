@@ -472,7 +472,7 @@ mount_store() {
 # shared_store DIRECTORY [JSON]: the policy of a node with such a store; JSON has further keys.
 shared_store() {
 	jq -nc --arg directory "$1" --argjson more "${2:-{\}}" \
-		'{version: 1, stores: {default: {type: "file", directory: $directory, shared: true}}} + $more'
+		'{version: 1, stores: {default: {type: "file", directory: $directory}}} + $more'
 }
 
 # start_agent [ARGUMENT…]: the agent of this node, or of another one with ARGUMENTs; it answers when this

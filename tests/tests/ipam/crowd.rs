@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
@@ -17,8 +18,10 @@ const PODS: usize = 6;
 const RANGE: &str = "10.0.0.0/25";
 /// After so many pods a worker goes to the next node, so that addresses must, too.
 const STINT: usize = 40;
-/// An ADD has an address by then.
-const LIMIT: Duration = Duration::from_secs(120);
+/// After so many calls of all workers an agent is killed.
+const CALLS_OF_AGENT: usize = 1000;
+/// An ADD has an address by then, also where the machine is busy.
+const LIMIT: Duration = Duration::from_mins(5);
 
 /// Calls of all workers; `RDMA_E2E_CALLS` asks for more or fewer.
 fn calls() -> usize {
@@ -200,18 +203,14 @@ fn no_address_is_doubled_or_lost_though_calls_and_agents_are_killed() {
         });
         let workers: Vec<_> = workers.collect();
         // The agents are killed in turn meanwhile.
-        for turn in 0.. {
-            if workers
-                .iter()
-                .all(std::thread::ScopedJoinHandle::is_finished)
-            {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(500));
-            if turn % 10 == 9 {
-                let at = turn / 10 % NODES.len();
+        let mut kills = 0;
+        while !workers.iter().all(ScopedJoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(100));
+            if crowd.calls.load(Ordering::Relaxed) / CALLS_OF_AGENT > kills {
+                let at = kills % NODES.len();
                 drop(agents.remove(at));
                 agents.insert(at, start(&crowd.place, NODES[at]));
+                kills += 1;
             }
         }
         let each = workers.into_iter().map(|worker| worker.join().unwrap());
