@@ -144,7 +144,9 @@ fn check_plugin(
             match request.command_exists_in_version() {
                 Ok(()) => found.notes.extend(status::run(places, subject, &request)?),
                 Err(error) => {
-                    found.notes.extend(status::check(places, subject, &request)?.2);
+                    found
+                        .notes
+                        .extend(status::check(places, subject, &request)?.2);
                     found.notes.push(format!("the IPAM is not asked: {error}"));
                 }
             }
