@@ -12,12 +12,11 @@ use std::ops::Deref;
 
 /// The file of a space.
 pub(super) const FILE: &str = "ranges";
-/// Of so many ranges of a space it is known, the last ones that came; who writes networks chooses
-/// how many there are.
-const MAX_RANGES: usize = 64;
 /// Of a range with more parts than this only the first and last address are noted.
 const MAX_SPANS: usize = 128;
-const MAX_BYTES: u64 = 1 << 20;
+/// It has the last ones that came and fit: who writes networks chooses how many there are and how long,
+/// and every ADD reads it.
+const MAX_BYTES: usize = 1 << 16;
 
 /// A set of addresses that a configuration gives out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,12 +113,21 @@ impl Ranges {
                 known.per_node = new.per_node;
                 known.room = new.room;
             }
-            None => {
-                self.0.push(new);
-                let surplus = self.0.len().saturating_sub(MAX_RANGES);
-                self.0.drain(..surplus);
-            }
+            None => self.0.push(new),
         }
+    }
+
+    /// The last ones that fit into the file.
+    fn encode(&self) -> String {
+        let mut left = MAX_BYTES.saturating_sub(2);
+        let last = self.0.iter().rev().map_while(|pool| {
+            let text = serde_json::to_string(pool).ok()?;
+            left = left.checked_sub(text.len() + 1)?;
+            Some(text)
+        });
+        let mut texts: Vec<String> = last.collect();
+        texts.reverse();
+        format!("[{}]", texts.join(","))
     }
 
     /// Notes that an address was freed.
@@ -136,7 +144,7 @@ impl Ranges {
 impl Leases {
     pub(super) fn ranges(&self, space: &LeaseSpace) -> Result<Ranges, LeaseError> {
         let path = format!("{}/{FILE}", space.directory());
-        let text = self.dir.read(&path, MAX_BYTES)?;
+        let text = self.dir.read(&path, MAX_BYTES as u64)?;
         let pools = text.and_then(|(text, _)| serde_json::from_slice(&text).ok());
         Ok(Ranges(pools.unwrap_or_default()))
     }
@@ -147,8 +155,7 @@ impl Leases {
         ranges: &Ranges,
     ) -> Result<(), LeaseError> {
         let path = format!("{}/{FILE}", space.directory());
-        let text = serde_json::to_vec(&ranges.0).unwrap_or_default();
-        self.dir.write(&path, &text)
+        self.dir.write(&path, ranges.encode().as_bytes())
     }
 
     /// The ranges of all spaces that are in use.

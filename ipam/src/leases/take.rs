@@ -559,10 +559,11 @@ impl<'a> Taking<'a> {
     /// says nothing of the addresses before it.
     fn note(&self, view: &mut View) -> Result<(), LeaseError> {
         let order = self.order;
+        let mut changed: BTreeMap<LeaseSpace, Ranges> = BTreeMap::new();
         for (request, place) in order.requests.iter().zip(&self.places) {
             let space = order.space_of(request);
-            let ranges = self.ranges(view, &space)?;
-            let before = ranges.clone();
+            let known = self.ranges(view, &space)?;
+            let ranges = changed.entry(space).or_insert_with(|| known.clone());
             let known = ranges
                 .0
                 .iter()
@@ -576,8 +577,10 @@ impl<'a> Taking<'a> {
                 },
             };
             ranges.note(&request.range, &order.holder.network, room);
-            if *ranges != before {
-                self.leases.write_ranges(&space, ranges)?;
+        }
+        for (space, ranges) in changed {
+            if ranges != *self.ranges(view, &space)? {
+                self.leases.write_ranges(&space, &ranges)?;
             }
         }
         Ok(())

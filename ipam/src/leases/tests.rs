@@ -578,3 +578,16 @@ fn a_part_that_is_given_back_has_no_leases_wherever_a_call_is_killed() {
         assert_eq!(leased, usize::from(answered), "{number}");
     }
 }
+
+#[test]
+fn what_one_network_is_called_stops_no_other_add() {
+    let place = Place::new();
+    let leases = place.leases();
+    let mut long = order("c1", &[]);
+    long.requests = (0..64)
+        .map(|n| request(&format!("10.{n}.0.0/24")))
+        .collect();
+    long.holder.network = "n".repeat(40_000);
+    assert_eq!(leases.take(&long, &Ownership::All).unwrap().len(), 64);
+    assert_eq!(take(&leases, "c2", &["10.99.0.0/24"]), ["10.99.0.1"]);
+}
