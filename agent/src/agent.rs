@@ -385,7 +385,7 @@ fn work(
     loop {
         match messages.recv_timeout(wait) {
             Ok(message) => space.ask(message, Instant::now()),
-            Err(mpsc::RecvTimeoutError::Timeout) if space.is_idle() => return,
+            Err(mpsc::RecvTimeoutError::Timeout) if space.is_idle() => return space.close(),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         }

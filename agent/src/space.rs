@@ -231,6 +231,14 @@ impl Space {
         self.goals.is_empty() && self.watched.is_empty() && self.list_due.is_none()
     }
 
+    /// Ends. Without parts its file goes: who writes networks chooses how many spaces there are.
+    pub fn close(self) {
+        if let Err(error) = owned::remove_empty(&self.leases, &self.context.state_dir, &self.space)
+        {
+            tracing::warn!(space = %self.space, %error, "a file without parts stays");
+        }
+    }
+
     fn note(&self, note: impl FnOnce(&mut SpaceStatus)) {
         note(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
     }

@@ -155,6 +155,29 @@ pub fn change<R>(
     Ok(answer)
 }
 
+/// Removes the file of a space of which this node owns nothing.
+///
+/// # Errors
+/// [`OwnedError`]: it cannot be read or removed.
+pub fn remove_empty(
+    leases: &Leases,
+    state_dir: &Path,
+    space: &AddressSpace,
+) -> Result<(), OwnedError> {
+    let path = path(state_dir, space);
+    leases.locked(space, |_| {
+        if !Owned::read(state_dir, space)?.parts.is_empty() {
+            return Ok(());
+        }
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(OwnedError::Write { path, source })
+            }
+            _ => Ok(()),
+        }
+    })?
+}
+
 /// Another change may have come in between: its file is synced then.
 fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_data()?;

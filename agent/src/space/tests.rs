@@ -863,3 +863,33 @@ fn a_space_without_anything_of_the_node_is_idle() {
     cluster.run(Duration::from_secs(30));
     assert!(cluster.machines[0].space.is_idle());
 }
+
+#[test]
+fn a_space_of_which_the_node_has_nothing_leaves_no_file() {
+    let mut cluster = Cluster::new(2);
+    let used_up = range("10.0.0.1/32");
+    cluster.add(0, "c1", &used_up);
+    let room = Room::Addresses(1);
+    let (refused, _) = cluster.try_add(1, "c2", &used_up, None, room, LIMIT);
+    refused.unwrap_err();
+    cluster.run(Duration::from_mins(5));
+    let Machine {
+        context,
+        space,
+        _root,
+        ..
+    } = cluster.machines.remove(1);
+    assert!(space.is_idle());
+    space.close();
+    let spaces = owned::spaces(&context.state_dir).unwrap();
+    assert!(spaces.is_empty(), "{spaces:?}");
+    let Machine {
+        context,
+        space,
+        _root,
+        ..
+    } = cluster.machines.remove(0);
+    space.close();
+    let spaces = owned::spaces(&context.state_dir).unwrap();
+    assert_eq!(spaces, [address_space()]);
+}
