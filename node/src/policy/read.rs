@@ -197,6 +197,17 @@ pub(super) fn stores<'de, D: Deserializer<'de>>(
 ) -> Result<BTreeMap<String, StorePolicy>, D::Error> {
     let mut stores = Policy::default().stores;
     stores.extend(BTreeMap::<String, StorePolicy>::deserialize(from)?);
+    // Its documents name the node, not the store: each store would free what the other one has.
+    let mut directories = BTreeMap::new();
+    for (name, store) in &stores {
+        if let StoreKind::Directory(directory) = &store.kind
+            && let Some(other) = directories.insert(directory, name)
+        {
+            return Err(D::Error::custom(format!(
+                "{other:?} and {name:?} have the same \"directory\": give each one of its own"
+            )));
+        }
+    }
     Ok(stores)
 }
 
@@ -506,6 +517,11 @@ mod tests {
             (
                 r#"{"stores": {"a": {"type": "file", "directory": "b"}}}"#,
                 "stores.a.directory: must be an absolute path",
+            ),
+            (
+                r#"{"stores": {"a": {"type": "file", "directory": "/d/b"},
+                               "b": {"type": "file", "directory": "/d/b/"}}}"#,
+                "stores: \"a\" and \"b\" have the same \"directory\"",
             ),
             (r#"{"stores": []}"#, "stores: expected an object"),
             (r#"{"ipam": {"cooldown": "30"}}"#, "duration"),
