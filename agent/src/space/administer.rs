@@ -72,6 +72,13 @@ impl Space {
                 for subnet in subnets {
                     self.release(subnet, &mut changed, |_, part| part.node == *node)?;
                 }
+                if changed.changed.is_empty() {
+                    let why = format!(
+                        "node {node} has no part in {}: see its name, and --network-name",
+                        self.space
+                    );
+                    return Err(Failure::new(FailureKind::Mismatch, why));
+                }
                 Ok(changed)
             }
             PartsChange::ReleasePart(text) => {

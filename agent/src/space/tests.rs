@@ -691,6 +691,10 @@ fn the_parts_of_a_dead_node_are_released_by_an_administrator() {
         .changed;
     assert_eq!(changed.len(), 1);
     assert_eq!(owners(&cluster.document("10.0.0.0/24")).len(), 1);
+    // A name that is not spelled right is told.
+    let again = cluster.machines[1].space.administer(&release, now);
+    let failure = again.unwrap_err();
+    assert!(failure.message.contains("node n0 has no part"), "{failure}");
     // If it lives nevertheless, it leases from it no more.
     cluster.run(Duration::from_secs(11));
     assert!(cluster.machines[0].parts().is_empty());
