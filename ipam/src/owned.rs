@@ -257,6 +257,16 @@ impl Owned {
         }
     }
 
+    /// The network of the node's own of a range that is divided so.
+    #[must_use]
+    pub fn network_of(&self, range: &Range, node: &str, boot: &str) -> Option<IpNetwork> {
+        range.per_node()?;
+        let mut parts = self.usable(node, boot);
+        let found =
+            parts.find(|(cidr, part)| part.is_of(range, *cidr) && range.size_within(*cidr) > 0);
+        found.map(|(cidr, _)| cidr)
+    }
+
     /// Whether an address is in one of the parts.
     #[must_use]
     pub fn covers(&self, address: IpAddr, node: &str, boot: &str) -> bool {

@@ -410,9 +410,10 @@ fn code(error: &LeaseError) -> Code {
             Code::TryAgain
         }
         LeaseError::UnknownStore { .. } => Code::Policy,
-        LeaseError::Held { .. } | LeaseError::OfThisNode { .. } | LeaseError::Exhausted { .. } => {
-            Code::Exhausted
-        }
+        LeaseError::Held { .. }
+        | LeaseError::OfThisNode { .. }
+        | LeaseError::OtherNetwork { .. }
+        | LeaseError::Exhausted { .. } => Code::Exhausted,
         LeaseError::Oversize { .. } => Code::InvalidConfig,
         LeaseError::Untrusted(_)
         | LeaseError::Owned(_)

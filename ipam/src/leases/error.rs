@@ -2,6 +2,7 @@
 
 use crate::owned::OwnedError;
 use crate::range::Range;
+use ipnetwork::IpNetwork;
 use node::identity::IdentityError;
 use node::policy::Policy;
 use rustix::io::Errno;
@@ -43,6 +44,13 @@ pub enum LeaseError {
     /// A requested address is one of the node's own.
     #[error("address {address} is an address of this node")]
     OfThisNode { address: IpAddr },
+    /// A requested address is in no network of the node's own.
+    #[error("address {address} is not in {network}, and a node has one network of range {range}")]
+    OtherNetwork {
+        address: IpAddr,
+        network: IpNetwork,
+        range: IpNetwork,
+    },
     /// A record would be larger than what is read.
     #[error(
         "the record of the lease would have {bytes} bytes, {most} at most are read: a name, path or device of the attachment is too long"
@@ -111,7 +119,9 @@ impl LeaseError {
                 "name one of them in ipam.store, or add it to the policy's stores"
             }
             Self::Node(_) => "set node in the policy; mount /proc",
-            Self::Held { .. } | Self::OfThisNode { .. } => "ask for another address, or for none",
+            Self::Held { .. } | Self::OfThisNode { .. } | Self::OtherNetwork { .. } => {
+                "ask for another address, or for none"
+            }
             Self::Oversize { .. } => "shorten the network's name",
             Self::Exhausted { .. } => {
                 "see rdmactl addresses and rdmactl reclaim; enlarge the range"

@@ -378,7 +378,15 @@ impl<'a> Taking<'a> {
         if self.is_hosts(address)? {
             return Err(LeaseError::OfThisNode { address });
         }
-        if owned.is_some_and(|owned| !owned.has(&request.range, address, node, boot)) {
+        if let Some(owned) = owned.filter(|of| !of.has(&request.range, address, node, boot)) {
+            if let Some(network) = owned.network_of(&request.range, node, boot) {
+                let range = request.range.subnet();
+                return Err(LeaseError::OtherNetwork {
+                    address,
+                    network,
+                    range,
+                });
+            }
             return Err(LeaseError::NeedsRoom(vec![Need {
                 range: request.range.clone(),
                 address: Some(address),

@@ -196,9 +196,9 @@ fn ask_agent(
         network_name: order.space.network_name.clone(),
         range: need.range.subnet().to_string(),
         spans: spans(need),
-        room: match (need.address, need.range.per_node()) {
-            (Some(address), _) => Room::Exact(address),
-            (None, Some(network)) => Room::Network(network),
+        room: match (need.range.per_node(), need.address) {
+            (Some(network), _) => Room::Network(network),
+            (None, Some(address)) => Room::Exact(address),
             (None, None) => Room::Addresses(need.count),
         },
     };
@@ -331,11 +331,20 @@ mod tests {
         }
 
         fn own(&self, part: &str) {
+            self.own_as(part, None);
+        }
+
+        fn own_network(&self, part: &str) {
+            self.own_as(part, Some(owned::OwnedNetwork::default()));
+        }
+
+        fn own_as(&self, part: &str, network: Option<owned::OwnedNetwork>) {
             let own = |owned: &mut Owned, _: &crate::leases::Leased<'_>| {
                 owned.node = "n1".into();
                 let new = OwnedPart {
                     id: "7".into(),
                     boot: "b1".into(),
+                    network,
                     ..OwnedPart::default()
                 };
                 owned.parts.insert(part.parse().unwrap(), new);
@@ -349,16 +358,21 @@ mod tests {
 
         /// Answers one question; what it was, and what the order came to.
         fn ask(&self, answer: Result<&str, Failure>) -> (RoomQuestion, Result<String, Error>) {
+            let (question, taken) = self.ask_for(|scene| answer.map(|part| scene.own(part)));
+            (question, taken.map_err(supplier))
+        }
+
+        fn ask_for(
+            &self,
+            answer: impl FnOnce(&Self) -> Result<(), Failure> + Send,
+        ) -> (RoomQuestion, Result<String, Fault>) {
             let listener = UnixListener::bind(self.place.path().join(AGENT_SOCKET)).unwrap();
             std::thread::scope(|scope| {
                 let server = scope.spawn(move || {
                     let (mut stream, _) = listener.accept().unwrap();
                     let mut question = Vec::new();
                     stream.read_to_end(&mut question).unwrap();
-                    let answer = answer.map(|part| {
-                        self.own(part);
-                        Answer::Room(RoomMade {})
-                    });
+                    let answer = answer(self).map(|()| Answer::Room(RoomMade {}));
                     stream.write_all(&encode_answer(&answer)).unwrap();
                     match Question::decode(&question) {
                         Ok(Question::Room(question)) => question,
@@ -369,7 +383,6 @@ mod tests {
                     .supply()
                     .lease(&self.order, &self.leases, &mut BTreeSet::new());
                 let taken = taken.map(|taken| taken[0].address.to_string());
-                let taken = taken.map_err(supplier);
                 (server.join().unwrap(), taken)
             })
         }
@@ -408,6 +421,39 @@ mod tests {
         assert_eq!(need.network_name.as_deref(), Some("blue"));
         let spans: Vec<String> = need.spans.iter().map(|(a, b)| format!("{a}-{b}")).collect();
         assert_eq!(spans, ["10.0.0.1-10.0.0.7", "10.0.0.9-10.0.0.254"]);
+    }
+
+    #[test]
+    fn a_requested_address_of_a_divided_range_is_one_of_the_nodes_network() {
+        let mut scene = Scene::new();
+        let per_node = node_wire::PerNode {
+            prefix: 30,
+            gateway: None,
+        };
+        for (address, taken) in [
+            ("10.0.0.33", Ok("10.0.0.33")),
+            ("10.0.0.77", Err("10.0.0.77 is not in 10.0.0.32/30")),
+        ] {
+            scene.place = Scene::new().place;
+            scene.leases = Leases::open(scene.place.path(), "b1").unwrap();
+            scene.policy.state_dir = scene.place.path().join("state");
+            let request = &mut scene.order.requests[0];
+            request.range = request.range.clone().divided(Some(per_node)).unwrap();
+            request.requested = Some(address.parse().unwrap());
+            let (question, came_to) = scene.ask_for(|scene| {
+                scene.own_network("10.0.0.32/30");
+                Ok(())
+            });
+            assert_eq!(question.needs[0].room, Room::Network(per_node));
+            match (came_to, taken) {
+                (Ok(leased), Ok(address)) => assert_eq!(leased, address),
+                (Err(Fault::Leases(refused)), Err(network)) => {
+                    let message = refused.error.to_string();
+                    assert!(message.contains(network), "{message}");
+                }
+                (other, _) => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]
