@@ -161,7 +161,9 @@ pub(crate) fn give_back(places: &Places) -> Result<(), Refusal> {
     for space in owned::spaces(&policy.state_dir).map_err(unknown)? {
         let store = policy.stores.get(&space.store);
         let is_shared = store.is_some_and(|store| matches!(store.kind, StoreKind::Directory(_)));
-        let mut parts = Owned::read(&policy.state_dir, &space).map_err(unknown)?.parts;
+        let mut parts = Owned::read(&policy.state_dir, &space)
+            .map_err(unknown)?
+            .parts;
         // Its own networks are kept for a node of this name, until an administrator releases them.
         parts.retain(|_, part| part.network.is_none());
         if !is_shared || parts.is_empty() {
