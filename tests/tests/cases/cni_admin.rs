@@ -637,7 +637,8 @@ fn what_a_dead_pod_leased_is_freed_by_the_wait_for_it() -> Result<()> {
     let output = uninstall()?.output()?;
     let said = String::from_utf8(output.stderr)?;
     ensure!(
-        !output.status.success() && said.contains("addresses are leased: 10.9.0.10 (")
+        !output.status.success()
+            && said.contains("addresses are leased: 10.9.0.10 (")
             && said.contains("10.9.0.11 ("),
         "by hand: {said}"
     );

@@ -95,7 +95,9 @@ fn addresses_of_an_add_that_began_after_gc_stay() -> Result<()> {
          esac",
     )?;
     let net = |ipam: Value| {
-        host.config(&json!({"cniVersion": "1.1.0", "attach": "macvlan", "master": "nic0", "ipam": ipam}))
+        host.config(
+            &json!({"cniVersion": "1.1.0", "attach": "macvlan", "master": "nic0", "ipam": ipam}),
+        )
     };
     let (first, second) = (host.pod()?, host.pod()?);
     let mut call = host.call(&first, "c1", "net1");

@@ -296,7 +296,12 @@ fn unreadable(path: &str, calls: &str, warning: &str) -> Result<()> {
     let below = format!("{}{path}", scene.host.root().display());
     let inject = format!("inject={calls}:error=EIO");
     let paths = ["-P", &path, "-P", &below];
-    let options = [&["-f", "-qq", "-o", "/dev/null"], &paths[..], &["-e", &inject]].concat();
+    let options = [
+        &["-f", "-qq", "-o", "/dev/null"],
+        &paths[..],
+        &["-e", &inject],
+    ]
+    .concat();
     let answer = bounded(
         &mut traced(&scene.call(), "DEL", &options),
         scene.moving().to_string().as_bytes(),

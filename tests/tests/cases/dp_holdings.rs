@@ -63,10 +63,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(a_pf_in_a_pod_stays_healthy_by_its_pf_name, Root),
-    case!(
-        an_hca_that_returns_is_healthy_while_its_link_comes_up,
-        Root
-    ),
+    case!(an_hca_that_returns_is_healthy_while_its_link_comes_up, Root),
     case!(a_held_hca_that_nobody_knows_is_not_taken_in_by_not, Root),
     case!(
         a_container_gets_its_nodes_after_its_pool_dropped_the_hca,
@@ -585,7 +582,10 @@ fn a_pf_in_a_pod_stays_healthy_by_its_pf_name() -> Result<()> {
 
 /// A pod that asks for all HCAs while the kubelet has heard of fewer fails for good.
 fn an_hca_that_returns_is_healthy_while_its_link_comes_up() -> Result<()> {
-    for (mode, moved) in [("N", &["infiniband/mlx5_1", "net/rdma1"][..]), ("Y", &["net/rdma1"])] {
+    for (mode, moved) in [
+        ("N", &["infiniband/mlx5_1", "net/rdma1"][..]),
+        ("Y", &["net/rdma1"]),
+    ] {
         let scene = Scene::new(EXCLUSIVE)?;
         let tree = &scene.machine.tree;
         tree.file("/sys/module/ib_core/parameters/netns_mode", mode);
@@ -618,9 +618,12 @@ fn an_hca_that_returns_is_healthy_while_its_link_comes_up() -> Result<()> {
         tree.set_port_state("mlx5_1", 1, "1: DOWN", "3: Disabled");
         scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
         let (_, metrics) = scene.get("/metrics")?;
-        let transitions = metrics.lines().filter(|line| line.contains("transitions_total{"));
+        let transitions = metrics
+            .lines()
+            .filter(|line| line.contains("transitions_total{"));
         let transitions: Vec<&str> = transitions.collect();
-        let only_the_loss = transitions.len() == 1 && transitions[0].ends_with("\"unhealthy\"} 1.0");
+        let only_the_loss =
+            transitions.len() == 1 && transitions[0].ends_with("\"unhealthy\"} 1.0");
         ensure!(only_the_loss, "{mode}: {transitions:?}");
     }
     Ok(())
@@ -812,7 +815,9 @@ fn a_scan_that_failed_is_tried_again_by_itself() -> Result<()> {
     fs::remove_file(&mode)?;
     fs::create_dir(&mode)?;
     daemon.signal(Signal::SIGHUP)?;
-    scene.until("/readyz", &daemon, |_, body| body.contains("cannot be scanned"))?;
+    scene.until("/readyz", &daemon, |_, body| {
+        body.contains("cannot be scanned")
+    })?;
     fs::remove_dir(&mode)?;
     fs::write(&mode, "Y\n")?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 1)

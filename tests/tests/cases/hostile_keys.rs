@@ -794,7 +794,10 @@ fn no_range() -> Result<()> {
         let network = whereabouts(&scene, &ipam);
         scene.refuses_call(&call, &network, &[UNREADABLE], &words)?;
         let (errors, _) = validated(&scene, &network)?;
-        ensure!(words.iter().all(|word| errors.concat().contains(word)), "{errors:?}");
+        ensure!(
+            words.iter().all(|word| errors.concat().contains(word)),
+            "{errors:?}"
+        );
     }
     Ok(())
 }
@@ -803,15 +806,18 @@ fn no_range() -> Result<()> {
 fn status_version() -> Result<()> {
     let scene = Scene::new()?;
     scene.allow(&json!({"ipam": ["canned"]}))?;
-    let refuses = "echo '{\"cniVersion\":\"1.0.0\",\"code\":50,\"msg\":\"asked for its status\"}'; exit 1";
+    let refuses =
+        "echo '{\"cniVersion\":\"1.0.0\",\"code\":50,\"msg\":\"asked for its status\"}'; exit 1";
     super::cni_delegate::install(&scene.host, "canned", refuses)?;
     let directory = scene.host.directory().to_string_lossy().into_owned();
     let flags = ["--on-host", "--cni-path", &directory];
-    let mut network = scene.network(
-        &json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": "canned"}}),
-    );
+    let mut network =
+        scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": "canned"}}));
     let (errors, _) = validated_with(&scene, &flags, &network)?;
-    ensure!(errors.concat().contains("asked for its status"), "{errors:?}");
+    ensure!(
+        errors.concat().contains("asked for its status"),
+        "{errors:?}"
+    );
     network["cniVersion"] = json!("1.0.0");
     let (errors, notes) = validated_with(&scene, &flags, &network)?;
     ensure!(errors.is_empty(), "{errors:?}");
