@@ -37,7 +37,7 @@ pub(crate) struct Validate {
     /// Files (JSON or YAML), or - for standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Also check on this node: the HCAs of each pool, the STATUS of each network
+    /// Also check on this node: the HCAs of each pool, the STATUS of each network from cniVersion 1.1.0 on
     #[arg(long, help_heading = NODE)]
     on_host: bool,
     /// Directories of CNI programs, for --on-host

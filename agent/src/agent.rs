@@ -34,8 +34,9 @@ use crate::space::{Context, Message, Space, SpaceStatus};
 
 /// The longest time that an asker may wait.
 const MAX_WAIT: Duration = Duration::from_mins(1);
-/// By so much an answer is earlier than the asker's limit.
-const MARGIN: Duration = Duration::from_millis(200);
+/// By so much an answer is earlier than the asker's limit: it has the reason, which an asker that gives up on
+/// a busy node does not.
+const MARGIN: Duration = Duration::from_millis(500);
 /// How long an administrator waits.
 const PARTS_LIMIT: Duration = Duration::from_secs(30);
 /// More spaces than this are not served: who writes networks chooses how many there are.

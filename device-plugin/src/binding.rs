@@ -2,7 +2,7 @@
 //! pod's network is made.
 //!
 //! [`store`] has the bindings. [`binder`] answers the CNI plugin and the kubelet: it asks the kubelet and
-//! the GPUs, reads what else there is ([`world`]), has [`pools::binding`] decide, and acts. [`commit`]
+//! the GPUs, reads what else there is ([`evidence`]), has [`pools::binding`] decide, and acts. [`commit`]
 //! writes what containers get. [`containers`] and [`contexts`] read the kernel's word on who uses an HCA,
 //! and [`garbage`] acts on it.
 //!
@@ -14,7 +14,7 @@ pub(crate) mod binder;
 mod commit;
 mod containers;
 pub(crate) mod contexts;
+mod evidence;
 pub(crate) mod garbage;
 mod slot_files;
 pub(crate) mod store;
-mod world;

@@ -35,10 +35,9 @@ pub(crate) enum Directory {
     DeviceInfo,
 }
 
-/// A file and the content that it must have.
+/// What a file must be like.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct File {
-    pub name: String,
     pub content: String,
     /// Whether one that is not there stays so.
     pub only_if_present: bool,
@@ -52,7 +51,8 @@ pub(crate) type IsStale = Arc<dyn Fn(&str, &Metadata) -> bool + Send + Sync>;
 /// What there should be in a directory.
 #[derive(Clone)]
 pub(crate) struct Wanted {
-    pub files: Vec<File>,
+    /// By their names.
+    pub files: BTreeMap<String, File>,
     /// Which other entries go; none where that is not known.
     pub stale: Option<IsStale>,
     /// Whether it is a fault if the directory cannot be made or is not to be trusted.
@@ -61,7 +61,7 @@ pub(crate) struct Wanted {
 
 impl Wanted {
     /// Files, and nothing goes.
-    pub(crate) fn of(files: Vec<File>) -> Self {
+    pub(crate) fn of(files: BTreeMap<String, File>) -> Self {
         Self {
             files,
             stale: None,
@@ -72,7 +72,7 @@ impl Wanted {
 
 impl fmt::Debug for Wanted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(&self.files).finish()
+        f.debug_map().entries(&self.files).finish()
     }
 }
 
@@ -178,8 +178,7 @@ impl Files {
         let of_directory = |(directory, kept): (&Directory, &Kept)| {
             let faults = self.faults_in(directory);
             let files = faults.files.into_iter().map(|(name, error)| {
-                let mut wanted = kept.wanted.files.iter();
-                let file = wanted.find(|file| file.name == name);
+                let file = kept.wanted.files.get(&name);
                 let consequence = file.map_or("", |file| file.consequence);
                 format!("{error}; {consequence}")
             });
@@ -252,13 +251,13 @@ fn compare_in(
     replace: fn(&Path, &str) -> io::Result<()>,
 ) -> Faults {
     let mut faults = Faults::default();
-    for file in &wanted.files {
-        let path = directory.join(&file.name);
+    for (name, file) in &wanted.files {
+        let path = directory.join(name);
         if has(&path, &file.content) || (file.only_if_present && !path.exists()) {
             continue;
         }
         if let Err(error) = replace(&path, &file.content) {
-            faults.files.insert(file.name.clone(), error.to_string());
+            faults.files.insert(name.clone(), error.to_string());
         }
     }
     let Some(stale) = &wanted.stale else {
@@ -267,9 +266,8 @@ fn compare_in(
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        let is_wanted = wanted.files.iter().any(|file| file.name == name);
         let is_stale = || entry.metadata().is_ok_and(|meta| stale(name, &meta));
-        if is_wanted || !is_stale() {
+        if wanted.files.contains_key(name) || !is_stale() {
             continue;
         }
         match fs::remove_file(entry.path()) {
@@ -310,11 +308,13 @@ mod tests {
     }
 
     fn wanted(files: &[(&str, &str)]) -> Wanted {
-        let file = |(name, content): &(&str, &str)| File {
-            name: (*name).into(),
-            content: (*content).into(),
-            only_if_present: false,
-            consequence: "no program can read it",
+        let file = |(name, content): &(&str, &str)| {
+            let file = File {
+                content: (*content).into(),
+                only_if_present: false,
+                consequence: "no program can read it",
+            };
+            ((*name).to_owned(), file)
         };
         Wanted::of(files.iter().map(file).collect())
     }

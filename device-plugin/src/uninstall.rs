@@ -19,6 +19,7 @@ use ipam::owned::{self, Owned, OwnedError};
 use ipam::plugin::Plugin;
 use nix::errno::Errno;
 use node::cni_program;
+use node::file::is_leftover_name;
 use node::policy::{Policy, StoreKind};
 use node_wire::{PartsChange, PartsChanged, PartsQuestion, client};
 
@@ -47,8 +48,6 @@ const STATE_ENTRIES: [&str; 9] = [
 const AGENT_SOCKET: &str = "agent.sock";
 /// The agent answers earlier.
 const AGENT_LIMIT: Duration = Duration::from_secs(35);
-/// Begins the files that a write was killed over.
-const LEFTOVER: &str = ".new-";
 
 /// Where things are, as this process sees them.
 #[derive(Debug, Clone)]
@@ -162,9 +161,11 @@ pub(crate) fn give_back(places: &Places) -> Result<(), Refusal> {
     for space in owned::spaces(&policy.state_dir).map_err(unknown)? {
         let store = policy.stores.get(&space.store);
         let is_shared = store.is_some_and(|store| matches!(store.kind, StoreKind::Directory(_)));
-        let parts = Owned::read(&policy.state_dir, &space)
+        let mut parts = Owned::read(&policy.state_dir, &space)
             .map_err(unknown)?
             .parts;
+        // Its own networks are kept for a node of this name, until an administrator releases them.
+        parts.retain(|_, part| part.network.is_none());
         if !is_shared || parts.is_empty() {
             continue;
         }
@@ -174,8 +175,11 @@ pub(crate) fn give_back(places: &Places) -> Result<(), Refusal> {
             change: PartsChange::GiveBack,
         };
         let stays = match client::ask(&places.run.join(AGENT_SOCKET), &question, AGENT_LIMIT) {
-            Ok(PartsChanged { kept, .. }) if kept.is_empty() => continue,
-            Ok(PartsChanged { kept, .. }) => {
+            Ok(PartsChanged { mut kept, .. }) => {
+                kept.retain(|(part, _)| parts.keys().any(|own| own.to_string() == *part));
+                if kept.is_empty() {
+                    continue;
+                }
                 let kept = kept.iter().map(|(part, why)| format!("{part}: {why}"));
                 named(&kept.collect::<Vec<String>>())
             }
@@ -261,7 +265,7 @@ pub(crate) fn remove(
     for name in STATE_ENTRIES {
         one(policy.state_dir.join(name), None)?;
     }
-    for path in with_prefix(&policy.state_dir, LEFTOVER) {
+    for path in entries(&policy.state_dir, is_leftover_name) {
         one(path, None)?;
     }
     let rest = fs::read_dir(&policy.state_dir).is_ok_and(|mut rest| rest.next().is_some());
@@ -370,6 +374,7 @@ mod tests {
                 ("bin/macvlan", "x".to_owned()),
                 ("state/exclusive-hcas", String::new()),
                 ("state/known-hcas", String::new()),
+                ("state/.known-hcas.0123456789abcdef.new", String::new()),
                 ("cdi/rdma-device-plugin-pool-a.json", "{}".to_owned()),
                 ("cdi/rdma-device-plugin-slot_a-0.json", "{}".to_owned()),
                 ("cdi/nvidia.com-gpu.json", "{}".to_owned()),
@@ -441,7 +446,7 @@ mod tests {
         let mut binding = Binding::new(&hca, "slot_0", &pod, Some("c1"));
         binding.stage = Stage::Started;
         let store = bindings::Store::at(&node.path("run"));
-        store.put(&binding).unwrap();
+        store.put(&binding, None).unwrap();
         node.remove();
         let files = bindings::BindingDirectory::at(&node.path("run"));
         assert!(files.read().unwrap().has(&hca));

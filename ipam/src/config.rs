@@ -97,7 +97,7 @@ pub struct Config {
     pub routes: Vec<Route>,
     pub dns: Dns,
     pub ignored: Vec<String>,
-    /// What is done otherwise than by whereabouts.
+    /// In profile compatible: what is done otherwise than by whereabouts, and keys that nobody reads.
     pub notes: Vec<String>,
 }
 
@@ -156,7 +156,7 @@ impl Config {
         let ipam = config.ipam()?;
         let strict = profile == Profile::Strict;
         if strict {
-            refuse_unknown(&ipam, &[&KEYS[..], &IGNORED[..]].concat())?;
+            refuse_unknown(&ipam, &all_keys())?;
         }
         let keys = Merged { ipam: &ipam, flat };
         // DEL reads it leniently.
@@ -186,7 +186,7 @@ impl Config {
         };
         read.check(&ipam)?;
         Ok(Self {
-            notes: read.notes(&reserved),
+            notes: read.notes(&ipam, &reserved)?,
             ..read
         })
     }
@@ -244,10 +244,10 @@ impl Config {
         Ok(())
     }
 
-    /// In profile compatible, the routers' and fixed addresses that whereabouts would lease to pods.
-    fn notes(&self, reserved: &[IpAddr]) -> Vec<String> {
+    /// In profile compatible, what whereabouts would do otherwise, and the keys that nobody reads.
+    fn notes(&self, ipam: &Section<'_>, reserved: &[IpAddr]) -> Result<Vec<String>, Error> {
         if self.profile == Profile::Strict {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let would_lease = |address: &&IpAddr| {
             let mut ranges = self.all_ranges();
@@ -259,7 +259,12 @@ impl Config {
         };
         let mut notes: Vec<String> = addresses.map(note).collect();
         notes.dedup();
-        notes
+        notes.extend(unknown(ipam, &all_keys()).map(|key| without_effect(ipam, key, &KEYS)));
+        for entry in ipam.sections("ipRanges")? {
+            let keys = unknown(&entry, &RANGE_KEYS);
+            notes.extend(keys.map(|key| without_effect(&entry, key, &RANGE_KEYS)));
+        }
+        Ok(notes)
     }
 
     fn families(&self) -> impl Iterator<Item = bool> {
@@ -458,11 +463,29 @@ fn ignored(ipam: &Section<'_>) -> Vec<String> {
     ipam.keys().filter(known).map(str::to_owned).collect()
 }
 
+fn all_keys() -> Vec<&'static str> {
+    [&KEYS[..], &IGNORED[..]].concat()
+}
+
+/// The keys of a section that are none of the known ones, in any case of letters.
+fn unknown<'s>(
+    section: &'s Section<'_>,
+    known: &'s [&'static str],
+) -> impl Iterator<Item = &'s str> {
+    let is_known = |key: &str| known.iter().any(|one| one.eq_ignore_ascii_case(key));
+    section.keys().filter(move |key| !is_known(key))
+}
+
+fn without_effect(section: &Section<'_>, key: &str, known: &[&'static str]) -> String {
+    let path = section.path_of(key);
+    match spelling::nearest(key, known) {
+        Some(nearest) => format!("{path} has no effect here; did you mean {nearest:?}?"),
+        None => format!("{path} has no effect here"),
+    }
+}
+
 fn refuse_unknown(section: &Section<'_>, known: &[&'static str]) -> Result<(), Error> {
-    let Some(key) = section
-        .keys()
-        .find(|key| !known.iter().any(|k| k.eq_ignore_ascii_case(key)))
-    else {
+    let Some(key) = unknown(section, known).next() else {
         return Ok(());
     };
     let error = Error::new(
@@ -522,7 +545,21 @@ mod tests {
         let ranges = json!([{"range": "10.0.0.0/24", "rnage_end": "10.0.0.7"}]);
         let error = strict(json!({"ipRanges": ranges})).unwrap_err();
         assert_eq!(error.msg, "ipam.ipRanges[0].rnage_end: unknown key");
-        assert!(lenient(json!({"range": "10.0.0.0/24", "excludes": []})).is_ok());
+    }
+
+    #[test]
+    fn profile_compatible_notes_keys_that_nobody_reads() {
+        let config = lenient(
+            json!({"range": "10.0.0.0/24", "rangeStart": "10.0.0.9", "Exclude": [],
+            "log_level": "debug", "ipRanges": [{"range": "fd00::/64", "omit": []}]}),
+        );
+        assert_eq!(
+            config.unwrap().notes,
+            [
+                "ipam.rangeStart has no effect here; did you mean \"range_start\"?",
+                "ipam.ipRanges[0].omit has no effect here",
+            ]
+        );
     }
 
     #[test]

@@ -21,13 +21,13 @@ use add::Rules;
 use cni_wire::{CniResult, Code, Command, Error, Request, Version};
 use node::identity::{IdentityError, boot_id, is_name};
 use node::log::{Log, subject};
-use node::policy::{Policy, PolicyError, StoreKind};
+use node::policy::{Policy, PolicyError, Profile, StoreKind};
 use rustix::io::Errno;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use supply::Supply;
 
 /// Serves requests on this node, by its policy.
@@ -38,6 +38,8 @@ pub struct Plugin {
     root: PathBuf,
     node: String,
     log: Log,
+    /// How old this boot was when the call began: what GC frees is older.
+    began: Duration,
 }
 
 impl Plugin {
@@ -51,6 +53,7 @@ impl Plugin {
             policy,
             fault: None,
             root: root.to_owned(),
+            began: since_boot(),
         }
     }
 
@@ -114,7 +117,23 @@ impl Plugin {
         self.warn(request, &config);
         let leases = self.leases()?;
         let holder = self.holder(request)?;
-        let all = add::add(request, &config, &leases, &supply, &holder, self.rules())?;
+        let mut of_host = BTreeSet::new();
+        let rules = self.rules();
+        let all = add::add(
+            request,
+            &config,
+            &leases,
+            &supply,
+            &holder,
+            rules,
+            &mut of_host,
+        )?;
+        if config.profile == Profile::Compatible && !of_host.is_empty() {
+            self.log.about(&subject(request)).warn(format_args!(
+                "profile compatible: not leased, as addresses of this node: {}",
+                cni_wire::text::list(&of_host)
+            ));
+        }
         Ok(match rails {
             Some(rails) => add::by_interface(&config, all, rails.len()),
             None => vec![all],
@@ -239,7 +258,8 @@ impl Plugin {
     }
 
     /// GC: frees this node's leases of the network that are not in the list of
-    /// valid attachments, and are older than this call. Without a list nothing is freed.
+    /// valid attachments, and are older than this plugin: its caller may have ended attachments since,
+    /// while an ADD began. Without a list nothing is freed.
     ///
     /// # Errors
     /// Code 105 with what could not be freed; everything else was.
@@ -247,7 +267,6 @@ impl Plugin {
         let Some(valid) = request.config.valid_attachments()? else {
             return Ok(());
         };
-        let since = since_boot();
         let Some(leases) = self.leases_if_any()? else {
             return Ok(());
         };
@@ -260,7 +279,7 @@ impl Plugin {
         };
         let attempt = format!("collect garbage of network {network}");
         let cooldown = self.policy.ipam.cooldown;
-        let report = reclaim::keep_only(&leases, network, &listed, since, cooldown)
+        let report = reclaim::keep_only(&leases, network, &listed, self.began, cooldown)
             .map_err(|e| to_error(&e, &attempt))?;
         if report.failed.is_empty() {
             return Ok(());

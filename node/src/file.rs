@@ -145,7 +145,8 @@ pub fn remove_leftovers(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn is_leftover_name(name: &str) -> bool {
+/// Whether a file name is that of what a killed writer left ([`replace`]).
+pub fn is_leftover_name(name: &str) -> bool {
     let stem = name.strip_prefix('.').and_then(|n| n.strip_suffix(".new"));
     let random = stem.and_then(|stem| stem.rsplit_once('.'));
     random.is_some_and(|(_, random)| {

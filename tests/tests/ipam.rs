@@ -13,6 +13,8 @@
 mod admin;
 #[path = "ipam/agent.rs"]
 mod agent;
+#[path = "ipam/crowd.rs"]
+mod crowd;
 #[path = "ipam/formats.rs"]
 mod formats;
 #[path = "ipam/hostile.rs"]

@@ -141,7 +141,15 @@ fn check_plugin(
     if host.is_some() && found.errors.len() == before {
         found.note(|found| {
             let subject = format!("validate {}", network.name);
-            found.notes.extend(status::run(places, subject, &request)?);
+            match request.command_exists_in_version() {
+                Ok(()) => found.notes.extend(status::run(places, subject, &request)?),
+                Err(error) => {
+                    found
+                        .notes
+                        .extend(status::check(places, subject, &request)?.2);
+                    found.notes.push(format!("the IPAM is not asked: {error}"));
+                }
+            }
             Ok(())
         });
     }
@@ -205,11 +213,18 @@ fn check_addresses(
     }
     let own = Plugin::new(policy.clone(), &places.root, places.node.as_deref());
     let read = own.config(request)?;
+    let ignored = read.ignored.iter();
+    found
+        .notes
+        .extend(ignored.map(|key| format!("ipam.{key} has no effect here")));
+    found.notes.extend(read.notes.iter().cloned());
     if !policy.stores.contains_key(&read.store) {
         let unknown = LeaseError::unknown_store(policy, &read.store);
         return Err(Error::new(Code::Policy, &unknown).with_details(unknown.remedy()));
     }
-    for leased in read.examples()? {
+    let examples = read.examples()?;
+    addresses::check_answer(examples.iter())?;
+    for leased in examples {
         let request = addressing::Request {
             ifname: "net1",
             rail: config.rail,
@@ -224,10 +239,6 @@ fn check_addresses(
     found
         .ranges
         .extend(ranges.map(|range| range.subnet().to_string()));
-    let ignored = read.ignored.iter();
-    found
-        .notes
-        .extend(ignored.map(|key| format!("ipam.{key} has no effect here")));
     Ok(read.rails())
 }
 

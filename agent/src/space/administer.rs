@@ -114,7 +114,14 @@ impl Space {
             .map(|piece| subnet_of(piece.ip()))
             .collect();
         for subnet in subnets {
-            self.visit(subnet, Mode::Leave, now)?;
+            let mut attempts = 0..MAX_ATTEMPTS;
+            while !self.has_left(subnet, now)? {
+                if attempts.next().is_none() {
+                    return Err(format!(
+                        "other nodes change the document of {subnet} at the same time; try again"
+                    ));
+                }
+            }
         }
         let after = self.owned()?;
         let mut changed = PartsChanged::default();
@@ -131,6 +138,19 @@ impl Space {
             }
         }
         Ok(changed)
+    }
+
+    /// Gives back what has no lease in a document; whether nothing of it is there still, because
+    /// another node was faster.
+    fn has_left(&mut self, subnet: IpNetwork, now: Instant) -> Result<bool, Fault> {
+        let read = self.visit(subnet, Mode::Leave, now)?;
+        let owned = self.owned()?.parts;
+        let mut parts = read.document.parts.iter();
+        Ok(parts.all(|(piece, part)| {
+            part.node != self.context.node.name
+                || part.over.is_some()
+                || owned.keys().any(|own| piece::covers(*piece, *own))
+        }))
     }
 
     /// Frees the parts of a document that an administrator means.

@@ -100,13 +100,7 @@ impl Ipam {
             Ipam::Other(delegate) => Ok(vec![Some(delegate.add(request)?)]),
         });
         let leased = leased.and_then(|leased: Vec<Option<CniResult>>| {
-            match leased.iter().flatten().any(|result| result.ips.is_empty()) {
-                false => Ok(leased),
-                true => Err(
-                    Error::new(Code::Decode, "the IPAM answered without an address")
-                        .with_details("leave ipam out for an interface without addresses"),
-                ),
-            }
+            check_answer(leased.iter().flatten()).map(|()| leased)
         });
         leased.map_err(|error| self.release_after(node, request, error))
     }
@@ -199,6 +193,21 @@ impl Ipam {
                 .debug(format_args!("IPAM {program} {command}: {e}, {micros} µs")),
         }
         answer
+    }
+}
+
+/// Refuses an answer without an address.
+///
+/// # Errors
+/// Code 6.
+pub fn check_answer<'r>(mut leased: impl Iterator<Item = &'r CniResult>) -> Result<(), Error> {
+    match leased.any(|result| result.ips.is_empty()) {
+        false => Ok(()),
+        true => Err(Error::advise(
+            Code::Decode,
+            "the IPAM answered without an address",
+            "set a range in ipam; or leave ipam out for an interface without addresses",
+        )),
     }
 }
 

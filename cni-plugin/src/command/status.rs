@@ -32,8 +32,12 @@ pub fn run(places: &Places, subject: String, request: &Request) -> Result<Vec<St
     Ok(warnings)
 }
 
-/// What STATUS finds by itself.
-fn check(
+/// What STATUS finds by itself, without asking the IPAM. Returns the node and its IPAM, and why pods of
+/// the network may be without a carrier.
+///
+/// # Errors
+/// The reason why ADD would fail.
+pub fn check(
     places: &Places,
     subject: String,
     request: &Request,

@@ -1,18 +1,23 @@
 //! Damps what ports do, so that a link that flaps does not make its units flap.
 //!
 //! A port that goes down is reported at once (unless a delay is configured); one that comes back
-//! has to stay up for a moment, and longer if it went down often of late. Missing nodes and devices
-//! are not damped: nothing can be delivered without them, and everything once they are there.
+//! has to stay up for a moment, and longer if it went down often of late. A move of its netdev to a
+//! pod or back takes a port down, too, and says nothing about the link: until it was active on the
+//! host since, it is reported only when it stays down. Missing nodes and devices are not damped:
+//! nothing can be delivered without them, and everything once they are there.
 //!
 //! Time comes in as a parameter; nothing here reads a clock.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hca::HcaId;
 
 use crate::config::{Damping, ResourceName};
 use crate::snapshot::{Snapshot, UnhealthyReason};
+
+/// How long a port may be down after a move of its netdev: a link is trained in seconds.
+const MOVE_GRACE_PERIOD: Duration = Duration::from_secs(15);
 
 /// What ports did so far, for every HCA of every resource.
 #[derive(Debug, Default)]
@@ -20,12 +25,28 @@ pub struct Damper {
     tracks: BTreeMap<(ResourceName, HcaId), Track>,
 }
 
+/// What a scan shows of an HCA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sight {
+    /// Whether its ports can carry traffic, or wait for the CNI plugin to set them up.
+    up: bool,
+    /// Whether one of them is active.
+    active: bool,
+    /// Whether a netdev of it is in another network namespace.
+    away: bool,
+    /// Whether a pod holds it.
+    held: bool,
+}
+
 /// The history of one HCA in one resource.
 #[derive(Debug)]
 struct Track {
-    /// Whether its ports were seen able to carry traffic, and since when.
     up: bool,
+    away: bool,
+    /// Since when both are so.
     since: Instant,
+    /// Whether a pod had a netdev of it, and no port was active on the host since.
+    moved: bool,
     /// Whether that was reported to the kubelet.
     reported_up: bool,
     /// When they went down, oldest first, within the window.
@@ -35,11 +56,12 @@ struct Track {
 }
 
 impl Damper {
-    /// Replaces what each member's ports are by what is to be reported of them. Returns when to look
-    /// again at the latest, because a delay ends then.
-    pub fn damp(
+    /// Replaces what each member's ports are by what is to be reported of them. `held` has the HCAs that
+    /// pods hold. Returns when to look again at the latest, because a delay ends then.
+    pub fn damp<H>(
         &mut self,
         pools: &mut [Snapshot],
+        held: &BTreeMap<HcaId, H>,
         damping: &Damping,
         now: Instant,
     ) -> Option<Instant> {
@@ -67,9 +89,14 @@ impl Damper {
                     .iter()
                     .find(|reason| of_port(reason));
                 let trouble = trouble.map(ToString::to_string);
-                let up = trouble.is_none();
-                let mut track = known.unwrap_or_else(|| Track::begin(up, now));
-                track.see(up, now, damping);
+                let sight = Sight {
+                    up: trouble.is_none(),
+                    active: member.hca.ports().any(|(_, port)| port.is_active()),
+                    away: member.hca.is_away(),
+                    held: held.contains_key(&member.hca.id),
+                };
+                let mut track = known.unwrap_or_else(|| Track::begin(sight, now));
+                track.see(sight, now, damping);
                 track.trouble = trouble.unwrap_or(track.trouble);
                 let (reason, due) = track.judge(now, damping);
                 tracks.insert(key, track);
@@ -87,24 +114,32 @@ impl Damper {
 }
 
 impl Track {
-    /// The first sight counts as it is.
-    fn begin(up: bool, now: Instant) -> Self {
+    /// The first sight counts as it is; of an HCA that a pod has it says nothing.
+    fn begin(sight: Sight, now: Instant) -> Self {
         Self {
-            up,
+            up: sight.up,
+            away: sight.away,
             since: now,
-            reported_up: up,
+            moved: false,
+            reported_up: sight.up || sight.away && sight.held,
             downs: VecDeque::new(),
             trouble: String::new(),
         }
     }
 
-    fn see(&mut self, up: bool, now: Instant, damping: &Damping) {
-        if up != self.up {
-            self.up = up;
-            self.since = now;
-            if !up {
-                self.downs.push_back(now);
-            }
+    fn see(&mut self, sight: Sight, now: Instant, damping: &Damping) {
+        let Sight {
+            up,
+            active,
+            away,
+            held,
+        } = sight;
+        self.moved = away && (held || self.moved) || self.moved && !active;
+        if self.up && !up && !self.moved {
+            self.downs.push_back(now);
+        }
+        if (up, away) != (self.up, self.away) {
+            (self.up, self.away, self.since) = (up, away, now);
         }
         while self
             .downs
@@ -123,6 +158,7 @@ impl Track {
     ) -> (Option<UnhealthyReason>, Option<Instant>) {
         let flapping = self.downs.len() >= usize::try_from(damping.flaps).unwrap_or(usize::MAX);
         let delay = match (self.up, flapping) {
+            (false, _) if self.moved => damping.down_delay.max(MOVE_GRACE_PERIOD),
             (false, _) => damping.down_delay,
             (true, false) => damping.up_delay,
             (true, true) => damping.flap_hold.max(damping.up_delay),
@@ -163,15 +199,24 @@ mod tests {
         flap_hold: Duration::from_secs(30),
     };
 
+    fn here(up: bool) -> Sight {
+        Sight {
+            up,
+            active: up,
+            away: false,
+            held: false,
+        }
+    }
+
     /// Feeds states at seconds; returns whether the unit is shown healthy after each.
     fn play(damping: &Damping, states: &[(u64, bool)]) -> Vec<bool> {
         let start = Instant::now();
-        let mut track = Track::begin(states[0].1, start);
+        let mut track = Track::begin(here(states[0].1), start);
         let at = |second: u64| start + Duration::from_secs(second);
         states
             .iter()
             .map(|(second, up)| {
-                track.see(*up, at(*second), damping);
+                track.see(here(*up), at(*second), damping);
                 track.judge(at(*second), damping).0.is_none()
             })
             .collect()
@@ -244,15 +289,16 @@ mod tests {
         fn no_time_makes_the_damper_panic(
             times: [u64; 4],
             flaps: u32,
-            steps in proptest::collection::vec((0_u64..1 << 40, proptest::bool::ANY), 1..8),
+            steps in proptest::collection::vec((0_u64..1 << 40, proptest::array::uniform4(proptest::bool::ANY)), 1..8),
         ) {
             let [down_delay, up_delay, flap_window, flap_hold] = times.map(Duration::from_secs);
             let damping = Damping { down_delay, up_delay, flaps, flap_window, flap_hold };
             let start = Instant::now();
-            let mut track = Track::begin(steps[0].1, start);
-            for (seconds, up) in steps {
+            let sight = |[up, active, away, held]: [bool; 4]| Sight { up, active, away, held };
+            let mut track = Track::begin(sight(steps[0].1), start);
+            for (seconds, seen) in steps {
                 let now = start + Duration::from_secs(seconds);
-                track.see(up, now, &damping);
+                track.see(sight(seen), now, &damping);
                 track.judge(now, &damping);
             }
         }
@@ -261,11 +307,11 @@ mod tests {
     #[test]
     fn says_when_to_scan_again_and_why_it_waits() {
         let start = Instant::now();
-        let mut track = Track::begin(true, start);
-        track.see(false, start, &DAMPING);
+        let mut track = Track::begin(here(true), start);
+        track.see(here(false), start, &DAMPING);
         assert_eq!(track.judge(start, &DAMPING).1, None);
         let later = start + Duration::from_secs(4);
-        track.see(true, later, &DAMPING);
+        track.see(here(true), later, &DAMPING);
         let (reason, again) = track.judge(later, &DAMPING);
         assert_eq!(again, Some(later + DAMPING.up_delay));
         let reason = reason.unwrap().to_string();

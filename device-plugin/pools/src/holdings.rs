@@ -262,6 +262,20 @@ impl Holdings {
         hcas
     }
 
+    /// UIDs of the pods that have HCAs for themselves, by the checkpoint.
+    pub fn exclusive_uids(&self) -> impl Iterator<Item = (HcaId, String)> {
+        let owned = self.owners.iter().flat_map(|owners| owners.iter());
+        owned.flat_map(|(_, id, uids)| {
+            let hca = match id.parse() {
+                Ok(UnitId::Exclusive(hca)) => Some(hca),
+                _ => None,
+            };
+            let uids = uids.keys().cloned();
+            hca.into_iter()
+                .flat_map(move |hca| uids.clone().map(move |uid| (hca.clone(), uid)))
+        })
+    }
+
     /// Who holds units that stand for all HCAs of a pool, by resource.
     pub fn of_whole_pools(&self) -> impl Iterator<Item = (&str, &Holder)> {
         let of_pool = |id: &str| matches!(id.parse(), Ok(UnitId::Pool { .. }));

@@ -78,7 +78,7 @@ pub struct Plan {
 /// How long a VF or SF that is gone stays listed while its PF is there: a reset of a function takes
 /// seconds, a function that was removed does not come back.
 const FORGET_GRACE_PERIOD: Duration = Duration::from_secs(600);
-/// How soon to look again for what a pool waits for.
+/// How soon to look again for what a pool waits for, and for what a scan that failed was to find.
 pub const GATE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often HCAs of a resource became healthy or unhealthy.
@@ -106,7 +106,7 @@ pub fn plan(
     history.forget_removed_functions(world, &mut pools.snapshots, &candidates, now);
     let mut due = history
         .damper
-        .damp(&mut pools.snapshots, &config.damping, now);
+        .damp(&mut pools.snapshots, &node.held, &config.damping, now);
     let asked = world.allocated.as_ref().map(|held| held.asked().at);
     let bindings_read = !world.bindings_unread;
     if history

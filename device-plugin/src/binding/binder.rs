@@ -16,9 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::commit::{Commit, commit};
+use super::contexts::{Context, Holders};
+use super::evidence;
 use super::slot_files::remove_file;
 use super::store::Store;
-use super::world;
 use crate::events::{Trigger, Triggers};
 use crate::node_paths::NodePaths;
 use crate::node_socket::pods::Pods;
@@ -32,7 +33,7 @@ use node_wire::{
 };
 use pools::binding::plan::{BindPlan, NotBound, belongs, bind_plan, kept, late_pool, requests};
 use pools::binding::record::{Binding, Bindings, ServedGpu, Stage};
-use pools::binding::state::{Asker, Lacking, State, World, binding_state};
+use pools::binding::state::{Asker, Evidence, Lacking, State, binding_state};
 use pools::checkpoint;
 use pools::config::TopologyConfig;
 use pools::deliver::slot::file_name;
@@ -68,6 +69,8 @@ pub(crate) struct Binder {
     unbound: Arc<Mutex<Vec<(Instant, String)>>>,
     /// What lists of the kubelet lacked.
     pub(super) lacking: Arc<Mutex<Lacking>>,
+    /// Which pods have or had HCAs for themselves.
+    pub(super) holders: Arc<Holders>,
     /// Notified when processes of a pod end.
     pub(super) ended: Arc<Notify>,
     /// Held while the GPUs are read: one read serves all who wait for it.
@@ -102,6 +105,7 @@ impl Binder {
             store,
             unbound: Arc::default(),
             lacking: Arc::default(),
+            holders: Arc::default(),
             ended: Arc::default(),
             reading: tokio::sync::Mutex::default(),
             files: readers.reader("binder", "the work on bindings", FILES_TIMEOUT),
@@ -120,6 +124,11 @@ impl Binder {
         known.clone().unwrap_or_default()
     }
 
+    /// Whether a process is of a pod that has or had the HCA that it uses.
+    pub(crate) fn is_of_holder(&self, context: &Context) -> bool {
+        self.holders.has(context)
+    }
+
     /// Runs what waits for a disk, one at a time.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
@@ -128,18 +137,18 @@ impl Binder {
         self.files.run(work).await.map_err(unavailable)
     }
 
-    /// Reads the world on the thread of a transaction.
-    pub(super) fn world(
+    /// Reads the evidence on the thread of a transaction.
+    pub(super) fn evidence(
         &self,
         held: Option<Arc<Holdings>>,
         asker: Option<Asker>,
-    ) -> impl FnOnce() -> Result<World, Failure> + Send + 'static {
+    ) -> impl FnOnce() -> Result<Evidence, Failure> + Send + 'static {
         let (paths, store, lacking) =
             (self.paths.clone(), self.store.clone(), self.lacking.clone());
         move || {
             let bindings = store.load().map_err(unavailable)?;
             let lacking = lock(&lacking).clone();
-            world::read(&paths, bindings, held, lacking, asker).map_err(unavailable)
+            evidence::read(&paths, bindings, held, lacking, asker).map_err(unavailable)
         }
     }
 
@@ -181,19 +190,22 @@ impl Binder {
             sandbox,
             slots: slots.collect(),
         };
-        let world = self.blocking(self.world(None, Some(asker.clone())));
-        let world = world.await??;
+        let evidence = self.blocking(self.evidence(None, Some(asker.clone())));
+        let evidence = evidence.await??;
         let mut slots = asker.slots.iter();
         // What is bound asks neither the kubelet nor a GPU driver again.
-        let (placed, held) = match slots.all(|slot| kept(&world, &asker, slot).is_some()) {
+        let (placed, held) = match slots.all(|slot| kept(&evidence, &asker, slot).is_some()) {
             true => (None, None),
             false => (
                 Some(self.placed(pod, units, &report).await?),
                 // Units of a time before the pool had slots name HCAs.
-                self.listed(&world).await.or(report.allocated.clone()),
+                self.listed(&evidence).await.or(report.allocated.clone()),
             ),
         };
-        let (read, reports) = (self.world(held, Some(asker.clone())), self.reports.clone());
+        let (read, reports) = (
+            self.evidence(held, Some(asker.clone())),
+            self.reports.clone(),
+        );
         let (store, paths) = (self.store.clone(), self.paths.clone());
         let (unbound, all_units) = (self.unbound.clone(), units.clone());
         let transaction = move || -> Result<(Vec<Binding>, Vec<String>), NotBound> {
@@ -220,10 +232,15 @@ impl Binder {
     }
 
     /// What the kubelet lists now, where it matters: another pod has a binding that the journal lacks.
-    async fn listed(&self, world: &World) -> Option<Arc<Holdings>> {
-        let mut others = world.bindings.all.values();
-        let is_own = |one: &Binding| world.asker.as_ref().is_some_and(|own| one.is_of(&own.pod));
-        others.find(|one| !is_own(one) && !world.attached.has(one))?;
+    async fn listed(&self, evidence: &Evidence) -> Option<Arc<Holdings>> {
+        let mut others = evidence.bindings.all.values();
+        let is_own = |one: &Binding| {
+            evidence
+                .asker
+                .as_ref()
+                .is_some_and(|own| one.is_of(&own.pod))
+        };
+        others.find(|one| !is_own(one) && !evidence.attached.has(one))?;
         self.pods.holdings_of_now(KUBELET_TIMEOUT).await.ok()
     }
 
@@ -318,21 +335,21 @@ impl Binder {
     /// Journal or bindings cannot be read.
     pub(crate) async fn unbind(&self, question: UnbindQuestion) -> Result<Unbound, Failure> {
         let UnbindQuestion { sandbox, units } = question;
-        let (read, unbound) = (self.world(None, None), self.unbound.clone());
+        let (read, unbound) = (self.evidence(None, None), self.unbound.clone());
         let (store, paths) = (self.store.clone(), self.paths.clone());
         let transaction = move || {
             let mut unbound = lock(&unbound);
             unbound.retain(|(at, _)| at.elapsed() < BIND_TIMEOUT);
             unbound.push((Instant::now(), sandbox.clone()));
             drop(unbound);
-            let world = read()?;
+            let evidence = read()?;
             let mut hcas = Vec::new();
-            for one in world.bindings.all.values().filter(|one| {
+            for one in evidence.bindings.all.values().filter(|one| {
                 one.sandbox.as_deref() == Some(sandbox.as_str())
                     && (units.is_empty() || units.contains(&one.unit))
-                    && !world.attached.has(one)
+                    && !evidence.attached.has(one)
             }) {
-                let is_over = matches!(binding_state(one, &world), State::Over(_));
+                let is_over = matches!(binding_state(one, &evidence), State::Over(_));
                 match one.stage {
                     Stage::Attached if !is_over => detach(&store, &paths, one)?,
                     Stage::Bound | Stage::Attached => {
@@ -485,10 +502,10 @@ fn apply(store: &Store, paths: &NodePaths, plan: &BindPlan) -> Result<(), Failur
             ..one.clone()
         };
         remove_file(&paths.cdi_dir, &before).map_err(unavailable)?;
-        store.put(one).map_err(unavailable)?;
+        store.put(one, Some(&before)).map_err(unavailable)?;
     }
     for (done, one) in plan.create.iter().enumerate() {
-        if let Err(why) = store.put(one) {
+        if let Err(why) = store.put(one, None) {
             for made in plan.create.iter().take(done) {
                 store.remove(&made.hca).map_err(unavailable)?;
             }
@@ -527,7 +544,7 @@ fn detach(store: &Store, paths: &NodePaths, one: &Binding) -> Result<(), Failure
         gid_index: None,
         ..one.clone()
     };
-    store.put(&detached).map_err(unavailable)
+    store.put(&detached, Some(one)).map_err(unavailable)
 }
 
 /// Puts GPUs and NICs where the administrator says, and NICs on the rails of the node's policy.

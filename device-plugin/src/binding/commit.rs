@@ -82,9 +82,8 @@ pub(super) fn commit(
     let directory = CdiDirectory::create(&paths.cdi_dir).map_err(unavailable)?;
     let mut cdi_files = Vec::new();
     for (one, text) in slots.iter().zip(texts) {
-        if bindings.all.get(&one.hca) != Some(one) {
-            store.put(one).map_err(unavailable)?;
-        }
+        let before = bindings.all.get(&one.hca);
+        store.put(one, before).map_err(unavailable)?;
         let name = slot_files::write(&directory, one, &text);
         cdi_files.push(name.map_err(unavailable)?);
     }

@@ -2,17 +2,20 @@
 //! nothing (`rdma resource show ctx`).
 //!
 //! A process in D state outlives its pod for the kubelet, and keeps the HCA. Processes of the host's own
-//! services are left alone. The kernel names a process only to a reader whose PID namespace has it.
+//! services are left alone, and those of pods that never had the HCA for themselves: the administrator
+//! lets them watch the node's HCAs. The kernel names a process only to a reader whose PID namespace has it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
+use std::sync::{Mutex, PoisonError};
 
 use hca::{HcaId, Host};
 use netlink::{Socket, rdma};
 
 use super::containers::pod_uid;
 use pools::binding::record::Bindings;
+use pools::binding::state::Evidence;
 use pools::host_snapshot::is_in_host_network;
 
 /// A process of a pod and the HCA that it has a verbs context of.
@@ -26,6 +29,12 @@ pub(crate) struct Context {
     pub pod: String,
 }
 
+impl Context {
+    fn holder(&self) -> (HcaId, String) {
+        (self.hca.clone(), self.pod.clone())
+    }
+}
+
 impl fmt::Display for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, name, pod, .. } = self;
@@ -37,21 +46,21 @@ impl fmt::Display for Context {
     }
 }
 
-/// The processes of pods that use these HCAs, which have these RDMA devices. None where the kernel does
-/// not say it: before 5.12, or where this is another host's tree.
-pub(crate) fn read(host: &Host, hcas: &BTreeMap<String, HcaId>) -> Vec<Context> {
+/// The processes of pods that use these HCAs, which have these RDMA devices; empty where the kernel never
+/// says it: before 5.12, or where this is another host's tree. `None` if it cannot be read now.
+pub(crate) fn read(host: &Host, hcas: &BTreeMap<String, HcaId>) -> Option<Vec<Context>> {
     if hcas.is_empty() || !is_in_host_network(host) {
-        return Vec::new();
+        return Some(Vec::new());
     }
     let asked = Socket::open_rdma().and_then(|socket| match socket {
         Some(mut socket) => rdma::contexts(&mut socket, |device| hcas.contains_key(device)),
         None => Ok(Vec::new()),
     });
     match asked {
-        Ok(contexts) => of_pods(host, hcas, contexts),
+        Ok(contexts) => Some(of_pods(host, hcas, contexts)),
         Err(error) => {
             tracing::debug!(%error, "cannot find processes that use HCAs");
-            Vec::new()
+            None
         }
     }
 }
@@ -73,6 +82,39 @@ fn of_pods(
         })
     });
     contexts.collect()
+}
+
+/// Pods by UID that have an HCA for themselves, or had it and use it still.
+#[derive(Debug, Default)]
+pub(crate) struct Holders(Mutex<BTreeSet<(HcaId, String)>>);
+
+impl Holders {
+    /// Takes note of who has what. Returns the processes of pods that have or had the HCA that they use.
+    pub(super) fn note(&self, used: Vec<Context>, evidence: &Evidence) -> Vec<Context> {
+        let held = evidence.held.iter().flat_map(|held| held.exclusive_uids());
+        let bound = evidence.bindings.all.values();
+        let bound = bound.filter_map(|one| Some((one.hca.clone(), one.pod.uid.clone()?)));
+        self.note_all(used, held.chain(bound))
+    }
+
+    fn note_all(
+        &self,
+        mut used: Vec<Context>,
+        held: impl Iterator<Item = (HcaId, String)>,
+    ) -> Vec<Context> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let using: BTreeSet<_> = used.iter().map(Context::holder).collect();
+        known.retain(|one| using.contains(one));
+        known.extend(held);
+        used.retain(|one| known.contains(&one.holder()));
+        used
+    }
+
+    /// Whether a process is of a pod that has or had the HCA that it uses.
+    pub(super) fn has(&self, context: &Context) -> bool {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.contains(&context.holder())
+    }
 }
 
 /// HCAs that nobody has, by a list of the kubelet that is newer than the contexts, and the process that
@@ -134,5 +176,33 @@ mod tests {
         let held = BTreeMap::from([(hca.clone(), ())]);
         assert_eq!(in_use(&found, &none, &free), BTreeMap::from([(hca, text)]));
         assert_eq!(in_use(&found, &held, &free), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_pod_that_never_had_the_hca_is_left_alone() {
+        let hca: HcaId = "0000:3b:00.0".parse().unwrap();
+        let context = |pod: &str| Context {
+            hca: hca.clone(),
+            pid: 1,
+            name: "x".into(),
+            pod: pod.into(),
+        };
+        let holders = Holders::default();
+        let pods = |used: &[&str], held: &[&str]| -> Vec<String> {
+            let held = held.iter().map(|uid| (hca.clone(), (*uid).to_owned()));
+            let used = used.iter().map(|pod| context(pod)).collect();
+            let said = holders.note_all(used, held);
+            said.into_iter().map(|one| one.pod).collect()
+        };
+        // The first one watches all HCAs of the node, the second one has this one.
+        assert_eq!(pods(&["watch", "a"], &["a"]), ["a"]);
+        assert!(!holders.has(&context("watch")));
+        // It ended, and a process of it hangs; then the next pod has the HCA.
+        assert_eq!(pods(&["watch", "a"], &[]), ["a"]);
+        assert_eq!(pods(&["watch", "a", "b"], &["b"]), ["a", "b"]);
+        assert!(holders.has(&context("a")));
+        // It does not hang any more.
+        assert_eq!(pods(&["watch", "b"], &["b"]), ["b"]);
+        assert!(!holders.has(&context("a")));
     }
 }

@@ -20,7 +20,7 @@ use crate::node_paths::NodePaths;
 use crate::report::Report;
 use pools::binding::plan;
 use pools::binding::record::Bindings;
-use pools::binding::state::{PROCESSES, State, World, binding_state, lacking, why_ended};
+use pools::binding::state::{Evidence, PROCESSES, State, binding_state, lacking, why_ended};
 use pools::deliver::slot::file_name;
 use pools::gpus::Gpus;
 use pools::holdings::Holdings;
@@ -83,44 +83,46 @@ pub(crate) async fn keep_tidy(
 
 impl Binder {
     async fn tidy(&self, held: Option<Arc<Holdings>>) -> Result<(), Failure> {
-        let read = self.world(held, None);
+        let read = self.evidence(held, None);
         let (store, paths, known) = (self.store.clone(), self.paths.clone(), self.lacking.clone());
         let (report, gpus) = (self.report(), self.known_gpus());
-        let hcas = report.exclusive_hcas();
+        let (hcas, holders) = (report.exclusive_hcas(), self.holders.clone());
         let round = move || -> Result<_, Failure> {
             // Files before bindings: each is made after its binding.
             let files = files_of_slots(&paths);
-            let world = read()?;
-            for why in world.bindings.unreadable.values() {
+            let evidence = read()?;
+            for why in evidence.bindings.unreadable.values() {
                 tracing::warn!(
                     why,
                     "a binding cannot be read, and its HCA is given to no pod; remove the file"
                 );
             }
-            let removed = files.and_then(|files| remove_unbound(files, &world.bindings));
+            let removed = files.and_then(|files| remove_unbound(files, &evidence.bindings));
             if let Err(error) = removed {
                 tracing::warn!(error, "cannot remove CDI files that no binding has");
             }
             let mut ended = BTreeMap::new();
-            for (hca, one) in &world.bindings.all {
-                match binding_state(one, &world) {
+            for (hca, one) in &evidence.bindings.all {
+                match binding_state(one, &evidence) {
                     State::Over(why) => free(&store, &paths, one, why)?,
                     State::InUse(PROCESSES) => drop(ended.insert(hca.clone(), PROCESSES)),
                     State::InUse(_) | State::Unknown(_) => {
-                        ended.extend(why_ended(one, &world).map(|why| (hca.clone(), why)));
+                        ended.extend(why_ended(one, &evidence).map(|why| (hca.clone(), why)));
                     }
                 }
             }
-            *lock(&known) = lacking(&world);
-            let free_aligned = gpus.map(|gpus| free_aligned(&report, &gpus, &paths, &world));
+            *lock(&known) = lacking(&evidence);
+            let free_aligned = gpus.map(|gpus| free_aligned(&report, &gpus, &paths, &evidence));
             let used = contexts::read(&paths.host, &hcas);
+            let used = used.map(|used| holders.note(used, &evidence));
             Ok((ended, used, free_aligned.unwrap_or_default()))
         };
         let (ended, used, free_aligned) = self.blocking(round).await??;
-        let in_use = match used.is_empty() {
-            true => Some(BTreeMap::new()),
+        let in_use = match used {
+            None => None,
+            Some(used) if used.is_empty() => Some(BTreeMap::new()),
             // A pod that has started since the last list may have them.
-            false => {
+            Some(used) => {
                 let listed = self.pods.holdings_of_now(KUBELET_TIMEOUT).await.ok();
                 listed.map(|listed| contexts::in_use(&used, &listed.hcas(), &self.bindings()))
             }
@@ -135,14 +137,14 @@ fn free_aligned(
     report: &Report,
     gpus: &Gpus,
     paths: &NodePaths,
-    world: &World,
+    evidence: &Evidence,
 ) -> BTreeMap<String, usize> {
     let snapshots = report.snapshots().into_iter();
     let late = snapshots.filter(|snapshot| snapshot.late().is_some());
     let free = late.filter_map(|snapshot| {
         let machine = gpus.in_machine(snapshot.machine());
         let machine = placed(machine, &report.topology, paths).ok()?;
-        let free = plan::free_aligned(&snapshot, &machine, world);
+        let free = plan::free_aligned(&snapshot, &machine, evidence);
         (!gpus.all.is_empty()).then(|| (snapshot.resource().to_string(), free))
     });
     free.collect()

@@ -183,11 +183,12 @@ impl Store {
         self.publish(bindings);
     }
 
-    /// Binds an HCA, or replaces what is known of its binding.
+    /// Binds an HCA, or replaces its binding. `before` is the one that was read: a transaction that hung at
+    /// an HCA goes on when others have changed it.
     ///
     /// # Errors
-    /// What the kernel said.
-    pub(crate) fn put(&self, binding: &Binding) -> Result<(), String> {
+    /// It is another one by now; what the kernel said.
+    pub(crate) fn put(&self, binding: &Binding, before: Option<&Binding>) -> Result<(), String> {
         let mut writer = self.writer();
         let made = node::file::make_directories(&self.files.directory);
         made.map_err(|error| format!("bind {}: {error}", binding.hca))?;
@@ -196,6 +197,16 @@ impl Store {
             if !self.read()?.is_empty() {
                 return Err("another daemon has bound HCAs in this moment; try again".to_owned());
             }
+        }
+        let known = self.all.borrow().clone().unwrap_or_default();
+        if known.all.get(&binding.hca) != before {
+            let hca = &binding.hca;
+            return Err(format!(
+                "bind {hca}: its binding changed in this moment; try again"
+            ));
+        }
+        if before == Some(binding) {
+            return Ok(());
         }
         let path = self.files.path_of(&binding.hca);
         // Strings, numbers and lists: this does not fail.
@@ -270,13 +281,20 @@ mod tests {
             stage: Stage::Attached,
             ..first.clone()
         };
+        let mut before = None;
         for one in [&first, &attached] {
-            store.put(one).unwrap();
+            store.put(one, before.replace(one)).unwrap();
             assert_eq!(read().all.values().collect::<Vec<_>>(), [one]);
             assert_eq!(known.borrow().as_deref(), Some(&read()));
         }
+        // Decided by what is not so any more.
+        for stale in [None, Some(&first)] {
+            assert!(store.put(&first, stale).unwrap_err().contains("try again"));
+            assert_eq!(read().all.values().collect::<Vec<_>>(), [&attached]);
+        }
         for _ in 0..2 {
             store.remove(&first.hca).unwrap();
+            assert!(store.put(&attached, Some(&attached)).is_err());
             assert_eq!(read(), Bindings::default());
             assert_eq!(*store.load().unwrap(), read());
         }
@@ -291,7 +309,7 @@ mod tests {
         let in_use = BTreeMap::from([("0000:3b:00.1".parse().unwrap(), "process 7".into())]);
         let free = BTreeMap::from([("rdma/nic".to_owned(), 2)]);
         store.note(BTreeMap::new(), Some(in_use), free);
-        store.put(&one).unwrap();
+        store.put(&one, None).unwrap();
         assert_eq!(store.load().unwrap().all.len(), 1);
     }
 
@@ -300,7 +318,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (first, second) = (Store::at(dir.path()), Store::at(dir.path()));
         first.load().unwrap();
-        first.put(&binding("0000:3b:00.0", "x")).unwrap();
+        first.put(&binding("0000:3b:00.0", "x"), None).unwrap();
         let refused = second.load().unwrap_err();
         assert!(
             refused.contains("another daemon") && refused.contains("bindings.lock"),
@@ -320,7 +338,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::at(dir.path());
         let hca: HcaId = "0000:3b:00.0".parse().unwrap();
-        store.put(&binding("0000:3b:00.0", "x")).unwrap();
+        store.put(&binding("0000:3b:00.0", "x"), None).unwrap();
         let directory = dir.path().join("bindings");
         let read = || BindingDirectory::at(dir.path()).read().unwrap();
         for text in ["", "{", "[]", "{\"version\": 2}"] {

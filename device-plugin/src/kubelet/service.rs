@@ -286,10 +286,12 @@ impl Plugin {
             hcas.flat_map(|(hca, names)| names.into_iter().map(move |name| (name, hca.clone())));
         let (host, devices) = (self.reads.host.clone(), devices.collect());
         let used = self.reads.hcas.run(move || contexts::read(&host, &devices));
-        let used = used.await.ok().filter(|used| !used.is_empty())?;
+        let used = used.await.ok()?.filter(|used| !used.is_empty())?;
         let checkpoint = self.reads.checkpoint.read(None).await.ok()??;
         let own = checkpoint.owners.uid(self.resource.as_str(), ids)?;
-        let other = used.into_iter().find(|one| one.pod != own)?;
+        let binder = self.requests.binder.get()?;
+        let mut others = used.into_iter().filter(|one| one.pod != own);
+        let other = others.find(|one| binder.is_of_holder(one))?;
         Some(format!(
             "{} of {} cannot be used: {other}",
             other.hca, self.resource

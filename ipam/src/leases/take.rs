@@ -78,6 +78,17 @@ impl From<LeaseError> for Refused {
 const MAX_ATTEMPTS: usize = 64;
 
 impl Order {
+    /// What is needed where this node owns nothing.
+    pub(crate) fn needs(&self) -> Vec<Need> {
+        let requests = self.requests.iter();
+        let need = |request: &AddressRequest| Need {
+            range: request.range.clone(),
+            address: request.requested,
+            count: 1,
+        };
+        requests.map(need).collect()
+    }
+
     fn space_of(&self, request: &AddressRequest) -> LeaseSpace {
         LeaseSpace::of(&self.space, &request.range, self.overlapping)
     }
@@ -168,6 +179,19 @@ impl Leases {
     /// # Errors
     /// [`Refused`]. Nothing that was taken now is left.
     pub fn take(&self, order: &Order, ownership: &Ownership<'_>) -> Result<Vec<Lease>, Refused> {
+        self.take_noting(order, ownership, &mut BTreeSet::new())
+    }
+
+    /// The same; addresses of the host that were passed over go into `of_host`.
+    ///
+    /// # Errors
+    /// As [`Leases::take`].
+    pub fn take_noting(
+        &self,
+        order: &Order,
+        ownership: &Ownership<'_>,
+        of_host: &mut BTreeSet<IpAddr>,
+    ) -> Result<Vec<Lease>, Refused> {
         let mut taking = Taking {
             leases: self,
             order,
@@ -182,7 +206,10 @@ impl Leases {
                 taking.attempt()?
             };
             match attempt {
-                Attempt::Taken(leases) => return Ok(leases),
+                Attempt::Taken(leases) => {
+                    of_host.append(&mut taking.host);
+                    return Ok(leases);
+                }
                 Attempt::Full(requests, chosen) => {
                     taking.search(&requests, &chosen)?;
                     full = requests.first().copied();

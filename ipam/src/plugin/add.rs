@@ -9,6 +9,7 @@ use crate::leases::{AddressRequest, Leases, Order};
 use crate::range::{IpAddrWithLength, Range};
 use cni_wire::{CniResult, Code, Error, IpConfig, Request, Route, text::list};
 use ipnetwork::IpNetwork;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ pub(super) struct Rules {
     pub(super) cooldown: Duration,
 }
 
-/// Leases what the configuration asks for and puts the result together.
+/// Leases what the configuration asks for and puts the result together. Addresses of the host that
+/// were passed over go into `of_host`.
 pub(super) fn add(
     request: &Request,
     config: &Config,
@@ -27,12 +29,13 @@ pub(super) fn add(
     supply: &Supply<'_>,
     holder: &Holder,
     rules: Rules,
+    of_host: &mut BTreeSet<IpAddr>,
 ) -> Result<CniResult, Error> {
     let requested = requested(request, config.profile)?;
     let asked = assign(&requested, config, rules.request_excluded)?;
     let order = order(config, holder, &asked, rules.cooldown);
     let order = supply.without_static(order);
-    let taken = supply.lease(&order, leases).map_err(|fault| {
+    let taken = supply.lease(&order, leases, of_host).map_err(|fault| {
         let refused = match fault {
             Fault::Leases(refused) => refused,
             Fault::Supplier(error) => return error,

@@ -12,6 +12,7 @@ use node::policy::{Policy, StoreKind};
 use node_wire::agent::{Room, RoomMade, RoomNeed, RoomQuestion};
 use node_wire::client::{self, ClientError};
 use node_wire::{BlockNeed, BlocksGranted, FailureKind};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -106,18 +107,24 @@ impl<'p> Supply<'p> {
         order
     }
 
-    /// Leases an order, and asks for what this node lacks.
+    /// Leases an order, and asks for what this node lacks. Addresses of the host that were passed over
+    /// go into `of_host`.
     ///
     /// # Errors
     /// Why it was refused, or the answer of who was asked.
-    pub(super) fn lease(&self, order: &Order, leases: &Leases) -> Result<Vec<Lease>, Fault> {
+    pub(super) fn lease(
+        &self,
+        order: &Order,
+        leases: &Leases,
+        of_host: &mut BTreeSet<IpAddr>,
+    ) -> Result<Vec<Lease>, Fault> {
         let deadline = Instant::now() + TIMEOUT;
         // The agent is asked before an address is leased that cools down, the broker afterwards.
         let mut last_resort = matches!(self.source, Source::Broker { .. });
         let mut refusal = None;
         let mut granted_before = None;
         for _ in 0..MAX_QUESTIONS {
-            let refused = match leases.take(order, &self.ownership(last_resort)) {
+            let refused = match leases.take_noting(order, &self.ownership(last_resort), of_host) {
                 Ok(taken) => return Ok(taken),
                 Err(refused) => refused,
             };
@@ -149,7 +156,7 @@ impl<'p> Supply<'p> {
             }
         }
         leases
-            .take(order, &self.ownership(last_resort))
+            .take_noting(order, &self.ownership(last_resort), of_host)
             .map_err(Fault::Leases)
     }
 
@@ -161,7 +168,7 @@ impl<'p> Supply<'p> {
             None if self.is_node_alone() => Ok(()),
             None => Err(Refused {
                 request: None,
-                error: LeaseError::NeedsRoom(Vec::new()),
+                error: LeaseError::NeedsRoom(order.needs()),
             }),
         };
         let Err(Refused { error, .. }) = room else {
@@ -358,7 +365,9 @@ mod tests {
                         other => panic!("{other:?}"),
                     }
                 });
-                let taken = self.supply().lease(&self.order, &self.leases);
+                let taken = self
+                    .supply()
+                    .lease(&self.order, &self.leases, &mut BTreeSet::new());
                 let taken = taken.map(|taken| taken[0].address.to_string());
                 let taken = taken.map_err(supplier);
                 (server.join().unwrap(), taken)
@@ -377,7 +386,10 @@ mod tests {
     fn an_order_with_room_asks_nobody() {
         let scene = Scene::new();
         scene.own("10.0.0.64/28");
-        let taken = scene.supply().lease(&scene.order, &scene.leases).unwrap();
+        let taken = scene
+            .supply()
+            .lease(&scene.order, &scene.leases, &mut BTreeSet::new())
+            .unwrap();
         assert_eq!(taken[0].address.to_string(), "10.0.0.64");
     }
 
@@ -402,7 +414,10 @@ mod tests {
     fn an_address_that_cools_down_is_leased_where_there_is_no_other_room() {
         let scene = Scene::new();
         scene.own("10.0.0.32/32");
-        scene.supply().lease(&scene.order, &scene.leases).unwrap();
+        scene
+            .supply()
+            .lease(&scene.order, &scene.leases, &mut BTreeSet::new())
+            .unwrap();
         let holder = &scene.order.holder;
         let cooldown = scene.order.cooldown;
         let freed = scene
@@ -434,7 +449,9 @@ mod tests {
     #[test]
     fn without_an_agent_the_runtime_tries_again() {
         let scene = Scene::new();
-        let refused = scene.supply().lease(&scene.order, &scene.leases);
+        let refused = scene
+            .supply()
+            .lease(&scene.order, &scene.leases, &mut BTreeSet::new());
         let error = supplier(refused.unwrap_err());
         assert_eq!(error.code, Code::TryAgain);
         assert!(error.msg.contains("agent.sock"), "{error}");

@@ -459,11 +459,49 @@ serve_store() {
 }
 
 # mount_store VERSION MODE SERVER EXPORT DIRECTORY: mounts a store that another guest serves; VERSION
-# is 3 or 4.2, MODE hard or soft. Version 3 without locks between the nodes: the store needs none.
+# is 3 or 4.2, MODE hard or soft, or either with more options. Version 3 without locks between the
+# nodes: the store needs none.
 mount_store() {
 	local options="vers=$1,proto=tcp,$2,timeo=50"
 	case $1 in
 	4.2) mount -t nfs4 -o "$options" "$3:/" "$5" ;;
 	3) mount -t nfs -o "$options,nolock" "$3:$4" "$5" ;;
 	esac
+}
+
+# shared_store DIRECTORY [JSON]: the policy of a node with such a store; JSON has further keys.
+shared_store() {
+	jq -nc --arg directory "$1" --argjson more "${2:-{\}}" \
+		'{version: 1, stores: {default: {type: "file", directory: $directory}}} + $more'
+}
+
+# start_agent [ARGUMENT…]: the agent of this node, or of another one with ARGUMENTs; it answers when this
+# returns. Its number is in $agent.
+start_agent() {
+	local name socket=/run/rdma-netdev/agent.sock arguments=" $* "
+	name=$(sed -nE 's/.* --node ([^ ]+) .*/-\1/p' <<<"$arguments")
+	[[ $arguments != *" --socket "* ]] || socket=$(sed -E 's/.* --socket ([^ ]+) .*/\1/' <<<"$arguments")
+	mkdir -p "${socket%/*}"
+	rm -f "$socket"
+	rdma-agent "$@" >>"$LAB_OUT/rdma-agent$name.log" 2>&1 &
+	agent=$!
+	wait_for 60 test -S "$socket"
+}
+
+# owners DIRECTORY SUBNET: the document of a subnet without a network name: a line "PART NODE" for each part.
+owners() {
+	local subnet=$1/default/${2/\//-} epoch
+	epoch=$(find "$subnet" -type f -name '[0-9]*' -printf '%f\n' | sort -n | tail -n 1)
+	jq -r '.parts | to_entries[] | "\(.key) \(.value.node)"' "$subnet/$epoch"
+}
+
+# owner_of DIRECTORY SUBNET ADDRESS…: whose part each address is in.
+owner_of() {
+	owners "$1" "$2" | python3 -c 'if True:
+		import ipaddress, sys
+		parts = [line.split() for line in sys.stdin]
+		for text in sys.argv[1:]:
+		    address = ipaddress.ip_address(text.split("/")[0])
+		    print(*(node for part, node in parts if address in ipaddress.ip_network(part)) or ["nobody"])
+	' "${@:3}"
 }

@@ -113,7 +113,7 @@ warnings() {
 	kubectl get events --field-selector "involvedObject.name=$1,type=Warning" -o json |
 		jq -r '.items[] | select(.reason | IN("FailedScheduling", "MissingClusterDNS") | not) | "\(.reason): \(.message)"'
 }
-# A NIC that returned is Unhealthy until its port is active, and a pod that asks for all of them then has failed.
+# A pod that asks for all HCAs while one of them is Unhealthy, such as by a process that has not ended, has failed.
 all_healthy() { in_daemon status --json | jq -e 'all(.daemon.pools[].hcas[]; .reasons == [])'; }
 check "all returned NICs are healthy" wait_for 100 all_healthy
 own logs ds/rdma-netdev -c rdma-device-plugin >"$LAB_OUT/rdma-device-plugin.log"

@@ -1,8 +1,9 @@
-# Two nodes, a pod on each, addresses from one store on NFS, RDMA from node to node
+# Two nodes, a pod on each, addresses from one directory on NFS, RDMA from node to node
 # lab: guests=2 memory=1536 timeout=900 images=pods
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
+# lab: binaries=rdma-agent,rdma-device-plugin,rdma-netdev,rdma-ipam,rdmactl standins=kubelet-standin,multus-standin
 # shellcheck shell=bash disable=SC2016,SC2154
 
+store=/mnt/addresses subnet=192.168.111.0/24
 hca=mlx5_0 netdev=ens2f0 resource=rdma/hca_shared_devices_a
 manifests=/lab/manifests/examples/perftest
 pod=rdma-test-pod-$LAB_GUEST
@@ -12,10 +13,14 @@ make_hca $netdev $hca
 ip addr add "192.168.10.$LAB_GUEST/24" dev $netdev
 [ "$LAB_GUEST" = 2 ] || serve_store /srv/store 192.168.10.0/24
 meet served
-mkdir /var/lib/rdma-netdev/leases
-mount -t nfs4 -o vers=4.2,proto=tcp,soft,timeo=50 192.168.10.1:/ /var/lib/rdma-netdev/leases
+mkdir $store
+mount_store 4.2 soft 192.168.10.1 /srv/store $store
 start_containerd
 install_cni $manifests
+node_policy "$(shared_store $store)"
+[ "$LAB_GUEST" = 2 ] || rdmactl addresses init
+meet made
+start_agent
 start_kubelet
 start_daemon $manifests/pools.json
 check "the kubelet learns of the HCA" kubelet-standin node --patience 90 --wait $resource=63
@@ -29,7 +34,8 @@ echo "$address" >"$LAB_OUT/address"
 wait_for 20 gid_index $hca "$address"
 meet running
 equal "the pods of both nodes have different addresses" 2 "$(sort -u /lab/out/*/address | wc -l)"
-equal "each node sees the leases of both" "node1 node2" "$(rdmactl addresses --json | jq -r '[.leases[].node] | sort | join(" ")')"
+equal "the node sees the lease of its pod" "$address" "$(rdmactl addresses --json | jq -r '.leases[].address')"
+equal "the directory says that this node owns its address" "$(uname -n)" "$(owner_of $store $subnet "$address")"
 
 # The first node serves, the second writes.
 if [ "$LAB_GUEST" = 1 ]; then

@@ -637,8 +637,10 @@ fn what_a_dead_pod_leased_is_freed_by_the_wait_for_it() -> Result<()> {
     let output = uninstall()?.output()?;
     let said = String::from_utf8(output.stderr)?;
     ensure!(
-        !output.status.success() && said.contains("addresses are leased: 10.9.0.11"),
-        "by hand, where the node's name is not known: {said}"
+        !output.status.success()
+            && said.contains("addresses are leased: 10.9.0.10 (")
+            && said.contains("10.9.0.11 ("),
+        "by hand: {said}"
     );
     let mut command = uninstall()?;
     command.arg("--wait").env("RDMA_NODE_NAME", "node-1");
@@ -657,7 +659,7 @@ fn what_a_dead_pod_leased_is_freed_by_the_wait_for_it() -> Result<()> {
         anyhow::bail!("it ended without {words:?}: {seen}")
     };
     let seen = wait_for("freed: 10.9.0.10")?;
-    ensure!(seen.contains("its boot is over"), "{seen}");
+    ensure!(seen.contains("its network namespace is gone"), "{seen}");
     // The other pod runs.
     let seen = wait_for("addresses are leased: 10.9.0.11")?;
     ensure!(!seen.contains("freed: 10.9.0.11"), "{seen}");

@@ -9,6 +9,12 @@ use serde_json::{Value, json};
 pub(crate) const CASES: &[Case] = &[
     case!(what_the_runtime_does_not_know_goes, Root, Netns, Macvlan),
     case!(silence_is_not_an_empty_list, Root, Netns, Macvlan),
+    case!(
+        addresses_of_an_add_that_began_after_gc_stay,
+        Root,
+        Netns,
+        Macvlan
+    ),
 ];
 
 fn what_the_runtime_does_not_know_goes() -> Result<()> {
@@ -69,5 +75,54 @@ fn silence_is_not_an_empty_list() -> Result<()> {
         7
     );
     assert!(pod.ip("link show net1").is_ok());
+    Ok(())
+}
+
+/// The list of the runtime does not have the pod of an ADD that began after it.
+fn addresses_of_an_add_that_began_after_gc_stay() -> Result<()> {
+    let host = CniHost::new()?;
+    let keys = json!({"nonRdma": true, "virtual": true, "unallocated": true,
+        "ipam": ["rdma-ipam", "canned"]});
+    host.policy(&json!({ "allow": keys }))?;
+    // Its DEL takes its time, as that of a NIC in the pod does.
+    super::cni_delegate::install(
+        &host,
+        "canned",
+        "cd $(dirname $0)
+         case $CNI_COMMAND in
+         ADD) echo '{\"cniVersion\":\"1.1.0\",\"ips\":[{\"address\":\"10.8.0.7/24\"}]}';;
+         DEL) touch deleting; until [ -e go ]; do sleep 0.01; done;;
+         esac",
+    )?;
+    let net = |ipam: Value| {
+        host.config(
+            &json!({"cniVersion": "1.1.0", "attach": "macvlan", "master": "nic0", "ipam": ipam}),
+        )
+    };
+    let (first, second) = (host.pod()?, host.pod()?);
+    let mut call = host.call(&first, "c1", "net1");
+    call.path = host.directory().as_os_str().to_owned();
+    let canned = net(json!({"type": "canned"})).to_string();
+    call.run("ADD", canned.as_bytes())?.success()?;
+    let ours = net(host.own_ipam("10.9.0.0/24", "10.9.0.100", &json!({})));
+    let mut gc = ours.clone();
+    gc["cni.dev/valid-attachments"] = json!([]);
+    let add = host.call(&second, "c2", "net1");
+    let result = std::thread::scope(|scope| -> Result<Value> {
+        let collect = host.call(&first, "x", "x");
+        let gc = scope.spawn(move || collect.run("GC", gc.to_string().as_bytes()));
+        while !host.directory().join("deleting").exists() && !gc.is_finished() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let result = add.run("ADD", ours.to_string().as_bytes());
+        std::fs::write(host.directory().join("go"), "")?;
+        gc.join().expect("the thread of GC")?.success()?;
+        result?.success()
+    })?;
+    assert!(first.ip("link show net1").is_err(), "c1 is not collected");
+    let mut check = ours.clone();
+    check["prevResult"] = result;
+    add.run("CHECK", check.to_string().as_bytes())?.success()?;
+    add.run("DEL", ours.to_string().as_bytes())?.success()?;
     Ok(())
 }

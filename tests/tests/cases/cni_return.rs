@@ -26,9 +26,9 @@ cases! {
     a_restored_nic_is_not_set_down_by_another_del => restored_twice();
     a_route_that_the_kernel_refuses_is_a_warning => refused_route();
     settings_that_cannot_be_opened_are_written: Strace =>
-        unreadable("ipv4/neigh/nic0", "?open,openat", "list /proc/sys/net/ipv4/neigh/nic0: i/o error");
+        unreadable("ipv4/neigh/nic0", "?open,openat", "proc/sys/net/ipv4/neigh/nic0: i/o error");
     settings_that_cannot_be_listed_are_written: Strace =>
-        unreadable("ipv4/conf/nic0", "getdents64", "list /proc/sys/net/ipv4/conf/nic0: i/o error");
+        unreadable("ipv4/conf/nic0", "getdents64", "proc/sys/net/ipv4/conf/nic0: i/o error");
     a_setting_that_cannot_be_read_is_written: Strace =>
         unreadable("ipv4/conf/nic0/rp_filter", "read", "");
     a_nic_without_its_name_is_named_by_its_index => named_by_index();
@@ -299,7 +299,12 @@ fn unreadable(path: &str, calls: &str, warning: &str) -> Result<()> {
         scene.moving().to_string().as_bytes(),
     )?;
     answer.success()?;
-    ensure!(answer.stderr.contains(warning), "{}", answer.stderr);
+    let root = scene.host.root();
+    let warning = match warning {
+        "" => String::new(),
+        path => format!("list {}", root.join(path).display()),
+    };
+    ensure!(answer.stderr.contains(&warning), "{}", answer.stderr);
     unchanged(&before, || scene.host_state(), "after DEL")
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -62,6 +63,7 @@ pub(crate) const CASES: &[Case] = &[
         Root
     ),
     case!(a_pf_in_a_pod_stays_healthy_by_its_pf_name, Root),
+    case!(an_hca_that_returns_is_healthy_while_its_link_comes_up, Root),
     case!(a_held_hca_that_nobody_knows_is_not_taken_in_by_not, Root),
     case!(
         a_container_gets_its_nodes_after_its_pool_dropped_the_hca,
@@ -70,6 +72,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(a_container_starts_after_a_failed_scan, Root),
     case!(an_hca_that_was_here_is_missing_until_it_is_forgotten, Root),
     case!(a_delay_ends_though_the_host_cannot_be_scanned, Root),
+    case!(a_scan_that_failed_is_tried_again_by_itself, Root),
     case!(
         an_untrusted_file_of_known_hcas_changes_nothing_for_pods,
         Root
@@ -577,6 +580,69 @@ fn a_pf_in_a_pod_stays_healthy_by_its_pf_name() -> Result<()> {
     Ok(())
 }
 
+/// A pod that asks for all HCAs while the kubelet has heard of fewer fails for good.
+fn an_hca_that_returns_is_healthy_while_its_link_comes_up() -> Result<()> {
+    for (mode, moved) in [
+        ("N", &["infiniband/mlx5_1", "net/rdma1"][..]),
+        ("Y", &["net/rdma1"]),
+    ] {
+        let scene = Scene::new(EXCLUSIVE)?;
+        let tree = &scene.machine.tree;
+        tree.file("/sys/module/ib_core/parameters/netns_mode", mode);
+        let kubelet = scene.machine.kubelet()?;
+        let daemon = scene.daemon()?;
+        scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+        admit(&kubelet, "first", "rdma/nic", 2)?;
+        let mut away = Vec::new();
+        for device in moved {
+            away.extend(carry_off(&scene, device)?);
+        }
+        scan_again(&scene)?;
+        kubelet.remove("default/first")?;
+        // The kernel sets it down on its way.
+        let port = tree.path("/sys/class/infiniband/mlx5_1/ports/1/state");
+        let of_device = |(_, stash): &&(PathBuf, PathBuf)| stash.join("ports").exists();
+        let port = match away.iter().find(of_device) {
+            Some((_, stash)) => stash.join("ports/1/state"),
+            None => port,
+        };
+        fs::write(port, "1: DOWN\n")?;
+        for (place, stash) in &away {
+            fs::rename(stash, place)?;
+        }
+        scan_again(&scene)?;
+        let second = admit(&kubelet, "second", "rdma/nic", 2);
+        second.with_context(|| format!("{mode}: {}", daemon.log()))?;
+        tree.set_port_state("mlx5_1", 1, "4: ACTIVE", "5: LinkUp");
+        scan_again(&scene)?;
+        tree.set_port_state("mlx5_1", 1, "1: DOWN", "3: Disabled");
+        scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
+        let (_, metrics) = scene.get("/metrics")?;
+        let transitions = metrics
+            .lines()
+            .filter(|line| line.contains("transitions_total{"));
+        let transitions: Vec<&str> = transitions.collect();
+        let only_the_loss =
+            transitions.len() == 1 && transitions[0].ends_with("\"unhealthy\"} 1.0");
+        ensure!(only_the_loss, "{mode}: {transitions:?}");
+    }
+    Ok(())
+}
+
+/// Takes a device of a class out of the tree. Returns what has gone from where, and is where now.
+fn carry_off(scene: &Scene, device: &str) -> Result<[(PathBuf, PathBuf); 2]> {
+    let class = scene.machine.tree.path(format!("/sys/class/{device}"));
+    let stash = scene.machine.directory().join(device.replace('/', "-"));
+    let gone = [
+        (fs::canonicalize(&class)?, stash.with_extension("device")),
+        (class, stash),
+    ];
+    for (place, stash) in gone.iter().rev() {
+        fs::rename(place, stash)?;
+    }
+    Ok(gone)
+}
+
 /// The first daemon of this boot starts when the HCA is in a pod that has it by another plugin.
 fn a_held_hca_that_nobody_knows_is_not_taken_in_by_not() -> Result<()> {
     let scene = Scene::new(&selecting("not: {linkSpeed: [100G]}"))?;
@@ -735,6 +801,26 @@ fn a_delay_ends_though_the_host_cannot_be_scanned() -> Result<()> {
         daemon.log()
     );
     Ok(())
+}
+
+/// The only event is over by then.
+fn a_scan_that_failed_is_tried_again_by_itself() -> Result<()> {
+    let scene = Scene::new(&EXCLUSIVE.replace("rescanInterval: 1s", "rescanInterval: 0s"))?;
+    let kubelet = scene.machine.kubelet()?;
+    let daemon = scene.daemon()?;
+    let tree = &scene.machine.tree;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 2)?;
+    tree.set_port_state("mlx5_1", 1, "1: DOWN", "3: Disabled");
+    let mode = tree.path("/sys/module/ib_core/parameters/netns_mode");
+    fs::remove_file(&mode)?;
+    fs::create_dir(&mode)?;
+    daemon.signal(Signal::SIGHUP)?;
+    scene.until("/readyz", &daemon, |_, body| {
+        body.contains("cannot be scanned")
+    })?;
+    fs::remove_dir(&mode)?;
+    fs::write(&mode, "Y\n")?;
+    scene.wait(&kubelet, &daemon, "rdma/nic", 1)
 }
 
 fn an_untrusted_file_of_known_hcas_changes_nothing_for_pods() -> Result<()> {

@@ -312,15 +312,21 @@ fn chosen_addresses() -> Result<()> {
     Ok(())
 }
 
-fn our_whereabouts() -> Result<()> {
-    let scene = Scene::furnished()?;
+/// A call on a node where whereabouts is a link to our IPAM, in the directory `plugins`.
+pub(super) fn as_whereabouts(scene: &Scene) -> Result<Call> {
     let plugins = scene.host.directory().join("plugins");
     fs::create_dir_all(&plugins)?;
     symlink(product("rdma-ipam")?, plugins.join("rdma-ipam"))?;
     symlink("rdma-ipam", plugins.join("whereabouts"))?;
-    scene.allow(&json!({"ipam": ["rdma-ipam"]}))?;
     let mut call = scene.call();
-    call.path = plugins.clone().into();
+    call.path = plugins.into();
+    Ok(call)
+}
+
+fn our_whereabouts() -> Result<()> {
+    let scene = Scene::furnished()?;
+    scene.allow(&json!({"ipam": ["rdma-ipam"]}))?;
+    let call = as_whereabouts(&scene)?;
     let before = scene.host_state()?;
     let log = scene.host.directory().join("whereabouts.log");
     let network = upon_nic0(
@@ -334,7 +340,7 @@ fn our_whereabouts() -> Result<()> {
         "no address"
     );
     // The link is gone before the pod is: its leases are ours all the same.
-    fs::remove_file(plugins.join("whereabouts"))?;
+    fs::remove_file(scene.host.directory().join("plugins/whereabouts"))?;
     answer_of(&call, "DEL", &network)?.success()?;
     unchanged(&before, || scene.host_state(), "after DEL")?;
     ensure!(!log.exists(), "it writes a log where a tenant says");

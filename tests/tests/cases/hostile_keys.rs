@@ -43,6 +43,9 @@ cases! {
     rdma_only_in_shared_mode_passes_check: Macvlan => shared_rdma_only();
     a_master_that_is_down_is_a_warning_in_log_and_validate: Macvlan => master_down();
     what_validate_accepts_without_a_note_add_does_in_full: Macvlan => in_full();
+    keys_that_whereabouts_does_not_have_are_noted: Macvlan => keys_of_whereabouts();
+    a_network_without_a_range_is_refused_by_add_and_validate: Macvlan => no_range();
+    validate_sends_no_status_below_cni_version_1_1: Netns => status_version();
 }
 
 fn own_ipam(more: &Value) -> Value {
@@ -738,5 +741,90 @@ fn is_done(scene: &Scene, network: &Value, result: &Value) -> Result<()> {
         interface["name"] == "net1" && interface["mac"] == link["address"],
         "{result}"
     );
+    Ok(())
+}
+
+fn whereabouts(scene: &Scene, ipam: &Value) -> Value {
+    let mut ipam = ipam.clone();
+    ipam["type"] = json!("whereabouts");
+    scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": ipam}))
+}
+
+/// The address is the range's first, since nobody reads the key; so people must be told.
+fn keys_of_whereabouts() -> Result<()> {
+    let scene = Scene::new()?;
+    let before = scene.host_state()?;
+    let network = whereabouts(
+        &scene,
+        &json!({"range": "10.66.0.0/24", "rangeStart": "10.66.0.9", "gateway": "10.66.0.1",
+            "ipRanges": [{"range": "fd66::/64", "omit": []}], "log_level": "debug"}),
+    );
+    let call = super::hostile_ipam::as_whereabouts(&scene)?;
+    let answer = answer_of(&call, "ADD", &network)?;
+    let added = answer.success()?;
+    let (errors, notes) = validated(&scene, &network)?;
+    ensure!(errors.is_empty(), "{errors:?}");
+    for words in [
+        &["ipam.rangeStart ", "\"range_start\""][..],
+        &["ipam.ipRanges[0].omit "],
+        &["10.66.0.1 is a gateway"],
+        &["log_level"],
+    ] {
+        let has = |text: &str| words.iter().all(|word| text.contains(word));
+        let mut lines = answer.stderr.lines();
+        ensure!(
+            lines.any(|line| line.contains(" warn ") && has(line)),
+            "{words:?}: the log says {}",
+            answer.stderr
+        );
+        ensure!(notes.iter().any(|note| has(note)), "{words:?}: {notes:?}");
+    }
+    let ip = &added["ips"][0]["address"];
+    ensure!(ip == "10.66.0.2/24", "{ip}");
+    scene.del_returns(&network, &before)
+}
+
+fn no_range() -> Result<()> {
+    /// CNI's code for an answer that cannot be used.
+    const UNREADABLE: u64 = 6;
+    let scene = Scene::new()?;
+    let call = super::hostile_ipam::as_whereabouts(&scene)?;
+    let words = ["without an address", "range"];
+    for ipam in [json!({}), json!({"ipRanges": [{}]})] {
+        let network = whereabouts(&scene, &ipam);
+        scene.refuses_call(&call, &network, &[UNREADABLE], &words)?;
+        let (errors, _) = validated(&scene, &network)?;
+        ensure!(
+            words.iter().all(|word| errors.concat().contains(word)),
+            "{errors:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Another IPAM plugin refuses a STATUS that its version does not have.
+fn status_version() -> Result<()> {
+    let scene = Scene::new()?;
+    scene.allow(&json!({"ipam": ["canned"]}))?;
+    let refuses =
+        "echo '{\"cniVersion\":\"1.0.0\",\"code\":50,\"msg\":\"asked for its status\"}'; exit 1";
+    super::cni_delegate::install(&scene.host, "canned", refuses)?;
+    let directory = scene.host.directory().to_string_lossy().into_owned();
+    let flags = ["--on-host", "--cni-path", &directory];
+    let mut network =
+        scene.network(&json!({"attach": "macvlan", "master": "nic0", "ipam": {"type": "canned"}}));
+    let (errors, _) = validated_with(&scene, &flags, &network)?;
+    ensure!(
+        errors.concat().contains("asked for its status"),
+        "{errors:?}"
+    );
+    network["cniVersion"] = json!("1.0.0");
+    let (errors, notes) = validated_with(&scene, &flags, &network)?;
+    ensure!(errors.is_empty(), "{errors:?}");
+    ensure!(notes.iter().any(|note| note.contains("1.1.0")), "{notes:?}");
+    // What needs no STATUS is checked in every version.
+    network["master"] = json!("nic9");
+    let (errors, _) = validated_with(&scene, &flags, &network)?;
+    ensure!(errors.concat().contains("nic9"), "{errors:?}");
     Ok(())
 }

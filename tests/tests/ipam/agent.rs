@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A node's agent; killed when dropped.
-struct Agent(Child);
+pub(crate) struct Agent(Child);
 
 impl Drop for Agent {
     fn drop(&mut self) {
@@ -17,7 +17,7 @@ impl Drop for Agent {
     }
 }
 
-fn start(place: &Place, node: &str) -> Agent {
+pub(crate) fn start(place: &Place, node: &str) -> Agent {
     place.make(node);
     let root = place.root(node);
     let socket = root.join("run/rdma-netdev/agent.sock");
@@ -36,7 +36,7 @@ fn start(place: &Place, node: &str) -> Agent {
     Agent(command.spawn().unwrap())
 }
 
-fn shared() -> Place {
+pub(crate) fn shared() -> Place {
     let place = Place::new();
     let directory = place.path().join("store");
     std::fs::create_dir_all(&directory).unwrap();
@@ -47,14 +47,14 @@ fn shared() -> Place {
     place
 }
 
-fn on(node: &str, container: &str) -> Attachment {
+pub(crate) fn on(node: &str, container: &str) -> Attachment {
     let mut attachment = Attachment::new(container).node(node);
     attachment.machine = node.to_owned();
     attachment
 }
 
 /// An ADD as the kubelet has it made again and again; the address, and how long it took.
-fn add(place: &Place, who: &Attachment, config: &Value) -> (String, Duration) {
+pub(crate) fn add(place: &Place, who: &Attachment, config: &Value) -> (String, Duration) {
     let begun = Instant::now();
     loop {
         let answer = place.add(who, config);

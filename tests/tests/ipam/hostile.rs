@@ -107,6 +107,97 @@ fn an_address_of_this_node_is_leased_to_nobody() {
         code == 102 && text.contains("of this node"),
         "{code} {text}"
     );
+    // whereabouts would lease ::1.
+    let config = crate::support::network("whereabouts", json!({"range": "::/126"}));
+    let added = place.add(&c("b"), &config);
+    assert_eq!(added.address(), "::2/126");
+    let noted = |line: &str| line.contains(" warn ") && line.ends_with("of this node: ::1");
+    assert!(added.stderr.lines().any(noted), "{}", added.stderr);
+}
+
+/// Who writes a network takes the address of a router neither by a range nor by a request.
+#[test]
+fn the_address_of_a_gateway_or_next_hop_is_leased_to_nobody() {
+    let place = Place::with(json!({"allow": {"requestExcluded": true}}));
+    for kind in ["rdma-ipam", "whereabouts"] {
+        for keys in [
+            json!({"gateway": "10.0.0.1"}),
+            json!({"routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}]}),
+        ] {
+            let with = |range: &str| {
+                let mut ipam = keys.clone();
+                ipam["range"] = json!(range);
+                crate::support::network(kind, ipam)
+            };
+            let (code, text) = place.add(&c("a"), &with("10.0.0.1/32")).error();
+            assert!(
+                code == 7 && text.contains("10.0.0.1"),
+                "{kind} {keys}: {code} {text}"
+            );
+            let asked = place.add(&c("a").args("IP=10.0.0.1"), &with("10.0.0.0/24"));
+            let (code, text) = asked.error();
+            assert!(
+                code == 4 && text.contains("gateway"),
+                "{kind} {keys}: {code} {text}"
+            );
+        }
+    }
+    assert_eq!(place.held().len(), 0);
+}
+
+#[test]
+fn what_tenants_invent_leaves_no_files() {
+    let place = Place::with(json!({"ipam": {"cooldown": "0"}}));
+    let names = || -> Vec<String> {
+        let entries = std::fs::read_dir(place.leases()).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    let network = |number: usize, range: &str| {
+        let mut config = crate::support::network(
+            "whereabouts",
+            json!({"range": range, "network_name": format!("invented-{number}"),
+                "enable_overlapping_ranges": number % 2 == 0}),
+        );
+        config["name"] = json!(format!("network-{number}"));
+        config
+    };
+    // No address of it can be leased.
+    assert_eq!(
+        place.add(&c("a"), &network(0, "127.0.0.0/29")).error().0,
+        102
+    );
+    assert_eq!(names(), ["lock"]);
+    for number in 0..8 {
+        let config = network(number, &format!("10.{number}.0.0/22"));
+        place.add(&c("a"), &config).address();
+        assert!(place.del(&c("a"), &config).ok());
+    }
+    assert!(place.reclaim(&[]).ok());
+    assert_eq!(names(), ["lock", "records"]);
+    assert_eq!(place.records().len(), 0);
+}
+
+/// A call was killed between the addresses of its record.
+#[test]
+fn fsck_says_what_a_record_does_not_hold_and_changes_nothing() {
+    let place = Place::new();
+    let config = range("10.0.0.0/24");
+    place.add(&c("a"), &config).address();
+    std::fs::remove_file(place.leases().join("default+/10.0.0/1")).unwrap();
+    let files = place.files("");
+    let report = place.admin(&["fsck"]);
+    assert_eq!(report.status, Some(1), "{report:?}");
+    let text = format!("{}{}", report.document, report.stderr);
+    for part in ["10.0.0.1, which it does not hold", "DEL or reclaim"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    assert_eq!(place.files(""), files);
+    assert!(place.del(&c("a"), &config).ok());
+    assert!(place.admin(&["fsck"]).ok());
 }
 
 /// The store of the place's policy, with more keys.

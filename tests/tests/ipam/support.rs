@@ -15,7 +15,7 @@ pub(crate) fn plugin() -> Command {
 /// A store, a policy and a state directory, gone when dropped.
 pub(crate) struct Place {
     dir: tempfile::TempDir,
-    policy: std::cell::RefCell<Value>,
+    policy: std::sync::Mutex<Value>,
     /// Whether the store is of type kubernetes.
     blocks: bool,
 }
@@ -93,7 +93,7 @@ impl Place {
         let place = Self {
             // On a disk, as a store is.
             dir: tempfile::tempdir_in("/var/tmp").unwrap(),
-            policy: std::cell::RefCell::default(),
+            policy: std::sync::Mutex::default(),
             blocks: false,
         };
         place.set_policy(policy);
@@ -133,7 +133,7 @@ impl Place {
         if policy.get("stores").is_none() {
             policy["stores"] = json!({"default": {"type": kind}});
         }
-        *self.policy.borrow_mut() = policy;
+        *self.policy.lock().unwrap() = policy;
         self.write_policy("n1");
     }
 
@@ -145,7 +145,7 @@ impl Place {
     }
 
     fn write_policy(&self, machine: &str) {
-        let mut policy = self.policy.borrow().clone();
+        let mut policy = self.policy.lock().unwrap().clone();
         policy["stateDir"] = json!(self.state_of(machine));
         std::fs::create_dir_all(self.dir.path().join("etc")).unwrap();
         std::fs::write(self.policy_of(machine), policy.to_string()).unwrap();
@@ -232,22 +232,28 @@ impl Place {
         Answer::of(self.admin_command(arguments).output().unwrap())
     }
 
+    /// The same on another machine.
+    pub(crate) fn admin_of(&self, machine: &str, arguments: &[&str]) -> Answer {
+        let command = self.rdmactl(machine, "addresses", arguments).output();
+        Answer::of(command.unwrap())
+    }
+
     /// `rdmactl reclaim`.
     pub(crate) fn reclaim(&self, arguments: &[&str]) -> Answer {
-        Answer::of(self.rdmactl("reclaim", arguments).output().unwrap())
+        Answer::of(self.rdmactl("n1", "reclaim", arguments).output().unwrap())
     }
 
     pub(crate) fn admin_command(&self, arguments: &[&str]) -> Command {
-        self.rdmactl("addresses", arguments)
+        self.rdmactl("n1", "addresses", arguments)
     }
 
-    fn rdmactl(&self, word: &str, arguments: &[&str]) -> Command {
+    fn rdmactl(&self, machine: &str, word: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(product("rdmactl").unwrap());
         command
             .env_clear()
-            .env("RDMA_NETDEV_POLICY", self.policy())
-            .env("RDMA_NODE_NAME", "n1")
-            .env("RDMA_HOST_ROOT", self.root("n1"))
+            .env("RDMA_NETDEV_POLICY", self.policy_of(machine))
+            .env("RDMA_NODE_NAME", machine)
+            .env("RDMA_HOST_ROOT", self.root(machine))
             .arg(word)
             .args(arguments)
             .stdin(Stdio::null())

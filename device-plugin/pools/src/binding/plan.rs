@@ -10,7 +10,7 @@ use node_wire::{Failure, FailureKind, Pod, PodUnits};
 
 use super::decide::{self, Assigned, Container, Refused};
 use super::record::{Binding, ServedGpu, Since};
-use super::state::{Asker, Owner, State, World, binding_state, is_adoptable, owner};
+use super::state::{Asker, Evidence, Owner, State, binding_state, is_adoptable, owner};
 use crate::config::Late;
 use crate::gpus::PodGpus;
 use crate::snapshot::{Member, Snapshot};
@@ -141,8 +141,8 @@ pub fn requests(units: &PodUnits, pools: &[Arc<Snapshot>]) -> Vec<PoolRequest> {
 }
 
 /// The binding of one of the asker's slots that stays.
-pub fn kept<'w>(world: &'w World, asker: &Asker, slot: &str) -> Option<&'w Binding> {
-    let newest = world.bindings.newest(&asker.pod, slot)?;
+pub fn kept<'w>(evidence: &'w Evidence, asker: &Asker, slot: &str) -> Option<&'w Binding> {
+    let newest = evidence.bindings.newest(&asker.pod, slot)?;
     let is_of_sandbox = asker.sandbox.is_none() || newest.sandbox == asker.sandbox;
     (is_of_sandbox || is_adoptable(newest)).then_some(newest)
 }
@@ -156,16 +156,16 @@ pub fn bind_plan(
     asker: &Asker,
     pools: &[PoolRequest],
     placed: Option<&(PodGpus, Machine)>,
-    world: &World,
+    evidence: &Evidence,
 ) -> Result<BindPlan, NotBound> {
     let mut plan = BindPlan::default();
-    let is_over = |one: &&Binding| matches!(binding_state(one, world), State::Over(_));
+    let is_over = |one: &&Binding| matches!(binding_state(one, evidence), State::Over(_));
     plan.free
-        .extend(world.bindings.all.values().filter(is_over).cloned());
+        .extend(evidence.bindings.all.values().filter(is_over).cloned());
     for one in asker
         .slots
         .iter()
-        .filter_map(|slot| kept(world, asker, slot))
+        .filter_map(|slot| kept(evidence, asker, slot))
     {
         match asker.sandbox.is_some() && is_adoptable(one) {
             true => plan.adopt.push(Binding {
@@ -186,10 +186,10 @@ pub fn bind_plan(
     for pool in pools {
         let own = plan.keep.iter().chain(&plan.adopt);
         let own = own.map(|one| (one.unit.clone(), one.hca.clone())).collect();
-        let assigned = choose(pool, machine, of_pod, &own, world, &mut plan.warnings)?;
+        let assigned = choose(pool, machine, of_pod, &own, evidence, &mut plan.warnings)?;
         let new = assigned.iter().filter(|one| !own.contains_key(&one.slot));
         let new: Vec<Binding> = new
-            .map(|one| new_binding(one, pool, asker, machine, world))
+            .map(|one| new_binding(one, pool, asker, machine, evidence))
             .collect();
         plan.create.extend(new);
     }
@@ -202,7 +202,7 @@ fn choose(
     machine: &Machine,
     of_pod: &PodGpus,
     own: &BTreeMap<String, HcaId>,
-    world: &World,
+    evidence: &Evidence,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<Assigned>, NotBound> {
     let resource = pool.snapshot.resource();
@@ -221,7 +221,7 @@ fn choose(
     let is_own = |member: &&Member| own.values().any(|hca| *hca == member.hca.id);
     let owned = members.filter(|member| !is_own(member));
     let owned: Vec<(&Member, Owner<'_>)> = owned
-        .map(|member| (member, owner(&member.hca.id, world)))
+        .map(|member| (member, owner(&member.hca.id, evidence)))
         .collect();
     let is_usable = |(member, owner): &&(&Member, Owner<'_>)| is_usable(member, owner, machine);
     let usable: Vec<HcaId> = owned
@@ -269,9 +269,9 @@ fn is_usable(member: &Member, owner: &Owner<'_>, machine: &Machine) -> bool {
 }
 
 /// [`decide::free_aligned`] of a pool.
-pub fn free_aligned(snapshot: &Snapshot, machine: &Machine, world: &World) -> usize {
+pub fn free_aligned(snapshot: &Snapshot, machine: &Machine, evidence: &Evidence) -> usize {
     let members = snapshot.members().iter();
-    let usable = members.filter(|one| is_usable(one, &owner(&one.hca.id, world), machine));
+    let usable = members.filter(|one| is_usable(one, &owner(&one.hca.id, evidence), machine));
     let usable: Vec<HcaId> = usable.map(|one| one.hca.id.clone()).collect();
     decide::free_aligned(machine, &usable)
 }
@@ -291,7 +291,7 @@ fn new_binding(
     pool: &PoolRequest,
     asker: &Asker,
     machine: &Machine,
-    world: &World,
+    evidence: &Evidence,
 ) -> Binding {
     let gpus = one.pairs.iter().filter_map(|pair| {
         let gpu = machine.gpus.get(pair.gpu)?;
@@ -307,9 +307,9 @@ fn new_binding(
         container: one.container.clone(),
         rail: one.rail,
         gpus: gpus.collect(),
-        created: world.bindings.next_created(&one.slot, world.seconds),
-        cgroup: world.cgroup.clone(),
-        since: Since(Some(world.now)),
+        created: evidence.bindings.next_created(&one.slot, evidence.seconds),
+        cgroup: evidence.cgroup.clone(),
+        since: Since(Some(evidence.now)),
         ..Binding::new(&one.hca, &one.slot, &asker.pod, asker.sandbox.as_deref())
     }
 }

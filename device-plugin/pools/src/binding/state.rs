@@ -71,7 +71,7 @@ pub type Lacking = BTreeMap<HcaId, (Binding, Instant)>;
 
 /// What bindings are judged by.
 #[derive(Debug, Clone)]
-pub struct World {
+pub struct Evidence {
     pub bindings: Arc<Bindings>,
     pub attached: Attached,
     /// What the kubelet listed last.
@@ -98,15 +98,15 @@ pub enum State {
 }
 
 /// Whether a binding is over.
-pub fn binding_state(one: &Binding, world: &World) -> State {
-    if world.attached.has(one) {
+pub fn binding_state(one: &Binding, evidence: &Evidence) -> State {
+    if evidence.attached.has(one) {
         return State::InUse("it has the NIC in its network namespace");
     }
-    let newest = world.bindings.newest(&one.pod, &one.unit);
+    let newest = evidence.bindings.newest(&one.pod, &one.unit);
     if newest.is_some_and(|newest| newest.created > one.created) {
         return State::Over(NEW_SANDBOX);
     }
-    let own = world.asker.as_ref();
+    let own = evidence.asker.as_ref();
     if let Some(asker) = own.filter(|asker| has_slot(asker, one) && one.is_of(&asker.pod)) {
         // A pod has one sandbox at a time; at the start of a container it is not known.
         let is_earlier = asker.sandbox.is_some() && one.sandbox != asker.sandbox;
@@ -115,9 +115,9 @@ pub fn binding_state(one: &Binding, world: &World) -> State {
             false => State::InUse("the kubelet gave it the slot"),
         };
     }
-    let processes = world.processes.get(&one.hca);
-    let Some(why) = why_ended(one, world) else {
-        return match (processes, listed(one, world)) {
+    let processes = evidence.processes.get(&one.hca);
+    let Some(why) = why_ended(one, evidence) else {
+        return match (processes, listed(one, evidence)) {
             (_, Some(_)) => State::InUse("the kubelet lists its slot for it"),
             (Some(Processes::Running), _) => State::InUse("processes of it run"),
             _ => State::Unknown("the kubelet has not said yet whether it has the slot"),
@@ -125,11 +125,11 @@ pub fn binding_state(one: &Binding, world: &World) -> State {
     };
     match processes {
         Some(Processes::Running) => State::InUse(PROCESSES),
-        _ if one.stage == Stage::Bound && is_young(one, world.now) => {
+        _ if one.stage == Stage::Bound && is_young(one, evidence.now) => {
             State::Unknown("the ADD that bound it may still run")
         }
         Some(Processes::Ended) => State::Over(why),
-        _ if is_confirmed(one, world) => State::Over(why),
+        _ if is_confirmed(one, evidence) => State::Over(why),
         _ => State::Unknown(
             "the kubelet lists its slot for it no more, but its cgroup was not found",
         ),
@@ -151,22 +151,22 @@ fn has_slot(asker: &Asker, one: &Binding) -> bool {
 }
 
 /// The kubelet's list, if it was asked after a binding was made.
-fn listed<'w>(one: &Binding, world: &'w World) -> Option<&'w Holdings> {
-    let held = world.held.as_deref();
+fn listed<'w>(one: &Binding, evidence: &'w Evidence) -> Option<&'w Holdings> {
+    let held = evidence.held.as_deref();
     held.filter(|held| one.since.0.is_none_or(|since| held.asked().at > since))
 }
 
 /// Why the pod of a binding does not have its slot any more, by one list of the kubelet.
-pub fn why_ended(one: &Binding, world: &World) -> Option<&'static str> {
+pub fn why_ended(one: &Binding, evidence: &Evidence) -> Option<&'static str> {
     const ANOTHER: &str = "the kubelet lists its slot as another pod's";
-    if world
+    if evidence
         .asker
         .as_ref()
         .is_some_and(|asker| has_slot(asker, one) && !one.is_of(&asker.pod))
     {
         return Some(ANOTHER);
     }
-    let held = listed(one, world)?;
+    let held = listed(one, evidence)?;
     // A pod that was made anew has its predecessor's name.
     let is_of_another_uid = || {
         let uid = one.pod.uid.as_deref();
@@ -181,12 +181,12 @@ pub fn why_ended(one: &Binding, world: &World) -> Option<&'static str> {
 
 /// Whether an earlier list of the kubelet says the same. A kubelet that has just started lists its pods
 /// one by one.
-fn is_confirmed(one: &Binding, world: &World) -> bool {
-    let earlier = world
+fn is_confirmed(one: &Binding, evidence: &Evidence) -> bool {
+    let earlier = evidence
         .lacking
         .get(&one.hca)
         .filter(|(known, _)| known == one);
-    let held = world.held.as_ref();
+    let held = evidence.held.as_ref();
     held.zip(earlier)
         .is_some_and(|(held, (_, first))| held.asked().at >= *first + LIST_INTERVAL)
 }
@@ -200,15 +200,15 @@ fn is_of(one: &Binding, holder: &Holder) -> bool {
     }
 }
 
-/// Bindings that the kubelet's list lacks now, for [`World::lacking`].
-pub fn lacking(world: &World) -> Lacking {
-    let all = world.bindings.all.iter();
-    let lacking = all.filter(|(_, one)| why_ended(one, world).is_some());
+/// Bindings that the kubelet's list lacks now, for [`Evidence::lacking`].
+pub fn lacking(evidence: &Evidence) -> Lacking {
+    let all = evidence.bindings.all.iter();
+    let lacking = all.filter(|(_, one)| why_ended(one, evidence).is_some());
     lacking
         .filter_map(|(hca, one)| {
-            let earlier = world.lacking.get(hca).filter(|(known, _)| known == one);
+            let earlier = evidence.lacking.get(hca).filter(|(known, _)| known == one);
             let first = earlier.map(|(_, first)| *first);
-            let asked = world.held.as_ref().map(|held| held.asked().at);
+            let asked = evidence.held.as_ref().map(|held| held.asked().at);
             Some((hca.clone(), (one.clone(), first.or(asked)?)))
         })
         .collect()
@@ -231,18 +231,24 @@ pub enum Owner<'w> {
 }
 
 /// Whose an HCA is.
-pub fn owner<'w>(hca: &HcaId, world: &'w World) -> Owner<'w> {
-    if let Some(one) = world.bindings.all.get(hca) {
-        return Owner::Bound(one, binding_state(one, world));
+pub fn owner<'w>(hca: &HcaId, evidence: &'w Evidence) -> Owner<'w> {
+    if let Some(one) = evidence.bindings.all.get(hca) {
+        return Owner::Bound(one, binding_state(one, evidence));
     }
-    if let Some(why) = world.bindings.unreadable.get(hca) {
+    if let Some(why) = evidence.bindings.unreadable.get(hca) {
         return Owner::Unreadable(why);
     }
-    let sandbox = world.asker.as_ref().and_then(|one| one.sandbox.as_deref());
-    if world.attached.has_elsewhere(hca, sandbox) {
+    let sandbox = evidence
+        .asker
+        .as_ref()
+        .and_then(|one| one.sandbox.as_deref());
+    if evidence.attached.has_elsewhere(hca, sandbox) {
         return Owner::Attached;
     }
-    match (world.allocated.get(hca), world.bindings.in_use.get(hca)) {
+    match (
+        evidence.allocated.get(hca),
+        evidence.bindings.in_use.get(hca),
+    ) {
         (Some(allocated), _) => Owner::Allocated(allocated),
         (None, Some(process)) => Owner::Process(process),
         (None, None) => Owner::Nobody,

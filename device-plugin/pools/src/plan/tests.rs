@@ -107,6 +107,10 @@ impl Node {
         self.tree.hide_netdev("ens1");
     }
 
+    fn port(&self, state: &str) {
+        self.tree.set_port_state("mlx5_0", 1, state, "2: Polling");
+    }
+
     /// Writes what a daemon knows, as it does after each scan; the directory of the file.
     fn keep(&self, daemon: &Daemon) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
@@ -213,6 +217,118 @@ fn a_port_is_healthy_again_after_its_delay_and_says_when() {
     assert_eq!(daemon.history.transitions[&(resource, "healthy")], 1);
 }
 
+/// What a pod does with an HCA of these tests, and what the host sees of it.
+enum Step {
+    Taken,
+    /// A pod has the netdev, and its port is down.
+    DownInPod,
+    /// The kernel has set the netdev down.
+    Returned,
+    /// The netdev is up, and its port is down.
+    Down,
+    Up,
+}
+
+/// Plays steps, each at a second; the seconds after which the HCA is unhealthy.
+fn unhealthy_after(exclusive_mode: bool, steps: &[(u64, Step)]) -> Vec<u64> {
+    const FLAGS: &str = "/sys/class/net/ens1/flags";
+    let config = config("mode: exclusive, select: { functions: [pf] }");
+    let (mut node, start) = (Node::new(), Instant::now());
+    let mut daemon = Daemon::known();
+    daemon.update(&config, &node.scan(), start);
+    let mut unhealthy = Vec::new();
+    for (second, step) in steps {
+        daemon.world.allocated = match step {
+            Step::Taken | Step::DownInPod => held(&[HCA]),
+            _ => held(&[]),
+        };
+        match step {
+            Step::Taken if exclusive_mode => node.take(),
+            Step::Taken => node.tree.hide_netdev("ens1"),
+            Step::DownInPod if exclusive_mode => {}
+            Step::DownInPod => node.port("1: DOWN"),
+            Step::Down => {
+                node.tree.file(FLAGS, "0x1003");
+                node.port("1: DOWN");
+            }
+            Step::Up => node.port("4: ACTIVE"),
+            Step::Returned => {
+                node = Node::new();
+                node.tree.file(FLAGS, "0x1002");
+                node.port("1: DOWN");
+                if exclusive_mode {
+                    node.tree.rdma_core(false);
+                }
+            }
+        }
+        daemon.update(&config, &node.scan(), start + Duration::from_secs(*second));
+        if counts(&daemon).healthy == 0 {
+            unhealthy.push(*second);
+        }
+    }
+    unhealthy
+}
+
+#[test]
+fn an_hca_that_returned_from_a_pod_is_healthy_while_its_link_comes_up() {
+    use Step::{Down, DownInPod, Returned, Taken, Up};
+    for exclusive_mode in [true, false] {
+        let unhealthy = |steps: &[(u64, Step)]| unhealthy_after(exclusive_mode, steps);
+        let up = [
+            (1, Taken),
+            (5, DownInPod),
+            (6, Returned),
+            (7, Down),
+            (16, Up),
+            (17, Up),
+        ];
+        assert_eq!(unhealthy(&up), [0; 0], "{exclusive_mode}");
+        // Where it was up since, a loss counts at once.
+        let lost = [
+            (1, Taken),
+            (6, Returned),
+            (7, Down),
+            (8, Up),
+            (9, Down),
+            (10, Up),
+            (11, Up),
+        ];
+        assert_eq!(unhealthy(&lost), [9, 10], "{exclusive_mode}");
+        // One that stays down is broken.
+        let broken = [
+            (1, Taken),
+            (6, Returned),
+            (7, Down),
+            (21, Down),
+            (22, Down),
+            (30, Up),
+            (31, Up),
+        ];
+        assert_eq!(unhealthy(&broken), [22, 30], "{exclusive_mode}");
+        // Pods that follow each other do not make it a port that flaps.
+        let turn = |at| {
+            [
+                (at, Taken),
+                (at + 1, Returned),
+                (at + 2, Down),
+                (at + 3, Up),
+            ]
+        };
+        let turns: Vec<_> = (1..40).step_by(4).flat_map(turn).collect();
+        assert_eq!(unhealthy(&turns), [0; 0], "{exclusive_mode}");
+    }
+    // Where the host sees the port of an HCA whose netdev a pod has.
+    let in_pod = [
+        (1, Taken),
+        (5, DownInPod),
+        (19, DownInPod),
+        (20, DownInPod),
+        (30, Up),
+        (31, Up),
+    ];
+    assert_eq!(unhealthy_after(false, &in_pod), [20, 30]);
+}
+
 #[test]
 fn nothing_is_offered_while_it_is_not_known_who_holds_it() {
     let (node, config) = (Node::new(), config(BY_NAME));
@@ -316,7 +432,7 @@ fn a_port_that_is_down_keeps_the_rate_it_had() {
     let is_port = member
         .health
         .has(|reason| matches!(reason, UnhealthyReason::Port(_)));
-    assert!(is_port, "{:?}", member.health);
+    assert!(is_port, "no pod has it: {:?}", member.health);
     let kept = node.keep(&daemon);
     node.tree.rdma_core(false);
     node.tree.hide_rdma("mlx5_0");

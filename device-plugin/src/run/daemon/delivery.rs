@@ -5,20 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::fs::Metadata;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use attachment::cdi_file;
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
 use pools::config::{Delivery, PoolConfig, ResourceName, Sharing};
-use pools::deliver::{cdi, device_info};
+use pools::deliver::cdi;
+use pools::deliver::device_info::{self, ALLOCATION_GRACE_PERIOD};
 use pools::history;
 
 use super::Daemon;
 use crate::files::{Directory, File, IsStale, Wanted};
 use crate::last_good;
-
-/// How long after Allocate the kubelet may not yet name a unit as held.
-pub(super) const ALLOCATION_GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 /// Whether containers get HCAs of a pool by the pool's CDI file. Slots have files of their own.
 fn is_by_pool_file(pool: &PoolConfig) -> bool {
@@ -36,13 +34,13 @@ fn lines<T: Display>(values: impl IntoIterator<Item = T>) -> String {
     lines.collect()
 }
 
-fn file(name: impl Into<String>, content: String, consequence: &'static str) -> File {
-    File {
-        name: name.into(),
+fn file(name: impl Into<String>, content: String, consequence: &'static str) -> (String, File) {
+    let file = File {
         content,
         only_if_present: false,
         consequence,
-    }
+    };
+    (name.into(), file)
 }
 
 impl Daemon {
@@ -89,23 +87,23 @@ impl Daemon {
     }
 
     fn want_state(&mut self) {
-        let mut files = vec![file(
+        let mut files = BTreeMap::from([file(
             EXCLUSIVE_HCAS,
             lines(self.plan.exclusive()),
             "the CNI plugin does not know which HCAs are of exclusive pools, and may give a pod a child \
              of one that another pod will have",
-        )];
+        )]);
         files.extend(self.history.memory.text().map(|content| {
             let consequence = "after a restart of the daemon an HCA in a pod may leave its pool";
             file(history::FILE, content, consequence)
         }));
         // Without them the CNI plugin finds uplinks by the routes alone.
         if !self.settings.node_addresses.is_empty() {
-            files.push(file(
+            files.extend([file(
                 NODE_ADDRESSES,
                 lines(&self.settings.node_addresses),
                 "the CNI plugin does not know which addresses are the node's",
-            ));
+            )]);
         }
         let wanted = Wanted::of(files);
         self.files.want(Directory::State, wanted);
@@ -116,7 +114,7 @@ impl Daemon {
                 "should the configuration be wrong at the next start, the daemon has none",
             );
             let directory = Directory::Own(directory.clone());
-            self.files.want(directory, Wanted::of(vec![good]));
+            self.files.want(directory, Wanted::of([good].into()));
         }
     }
 
@@ -134,12 +132,14 @@ impl Daemon {
                 return None;
             }
             let consequence = "containers of pods that have units of the pool do not start";
-            Some(File {
+            let (name, file) = file(cdi::file_name(resource), cdi::text(snapshot)?, consequence);
+            let file = File {
                 only_if_present: !is_by_pool_file(snapshot.pool()),
-                ..file(cdi::file_name(resource), cdi::text(snapshot)?, consequence)
-            })
+                ..file
+            };
+            Some((name, file))
         });
-        let files: Vec<File> = files.collect();
+        let files = files.collect();
         let used: BTreeSet<String> = used.iter().map(cdi::file_name).collect();
         let stale =
             move |name: &str, _: &Metadata| cdi_file::is_of_pool(name) && !used.contains(name);

@@ -142,12 +142,8 @@ impl Daemon {
             tracing::error!(error, "cannot scan the host; what was known stays in force");
             self.scans.counts.error = Some(error);
         }
-        // What a pool waits for is looked for again.
-        let waits = self
-            .host
-            .as_ref()
-            .is_some_and(|host| !host.missing.is_empty());
-        self.plan.scan_due = Instant::now().checked_add(GATE_INTERVAL).filter(|_| waits);
+        // No other event may come for what it was to find.
+        self.plan.scan_due = Instant::now().checked_add(GATE_INTERVAL);
     }
 
     /// Decides anew by the last scan, and acts on it: files, lists, links.

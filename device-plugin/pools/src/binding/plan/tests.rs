@@ -52,7 +52,7 @@ impl Node {
         }
     }
 
-    fn world(&self, asker: Option<Asker>, running: &BTreeSet<HcaId>) -> World {
+    fn evidence(&self, asker: Option<Asker>, running: &BTreeSet<HcaId>) -> Evidence {
         let held = self.pods.iter().map(|(number, (slots, _))| Held {
             namespace: "ml".into(),
             pod: format!("pod-{number}"),
@@ -75,7 +75,7 @@ impl Node {
             at: now,
             ..AskedAt::now()
         };
-        World {
+        Evidence {
             bindings: Arc::new(self.bindings.clone()),
             attached: Attached::default(),
             held: Some(Arc::new(Holdings::listed(held.collect(), asked))),
@@ -114,12 +114,12 @@ impl Node {
             of_container: BTreeMap::from([("main".to_owned(), gpus.clone())]),
             ..PodGpus::default()
         };
-        let world = self.world(Some(asker.clone()), running);
+        let evidence = self.evidence(Some(asker.clone()), running);
         bind_plan(
             &asker,
             &[request],
             Some(&(of_pod, self.machine.clone())),
-            &world,
+            &evidence,
         )
     }
 

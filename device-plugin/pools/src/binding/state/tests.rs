@@ -47,10 +47,10 @@ fn list(holder: Option<(&str, &str)>, at: Instant) -> Holdings {
 }
 
 /// A minute after the binding, by a list of that time.
-fn world(one: &Binding, holder: Option<(&str, &str)>, processes: Processes) -> World {
+fn evidence(one: &Binding, holder: Option<(&str, &str)>, processes: Processes) -> Evidence {
     let now = one.since.0.unwrap() + 2 * ADD_TIMEOUT;
     let all = BTreeMap::from([(one.hca.clone(), one.clone())]);
-    World {
+    Evidence {
         bindings: Arc::new(Bindings {
             all,
             ..Bindings::default()
@@ -67,12 +67,12 @@ fn world(one: &Binding, holder: Option<(&str, &str)>, processes: Processes) -> W
     }
 }
 
-fn is_over(one: &Binding, world: &World) -> bool {
-    matches!(binding_state(one, world), State::Over(_))
+fn is_over(one: &Binding, evidence: &Evidence) -> bool {
+    matches!(binding_state(one, evidence), State::Over(_))
 }
 
-fn is_in_use(one: &Binding, world: &World) -> bool {
-    matches!(binding_state(one, world), State::InUse(_))
+fn is_in_use(one: &Binding, evidence: &Evidence) -> bool {
+    matches!(binding_state(one, evidence), State::InUse(_))
 }
 
 #[test]
@@ -96,9 +96,9 @@ fn a_binding_is_over_when_list_and_cgroup_say_so() {
         (Some(("ml", "b")), Unknown, false),
     ] {
         let one = binding();
-        let world = world(&one, holder, processes);
+        let evidence = evidence(&one, holder, processes);
         assert_eq!(
-            is_over(&one, &world),
+            is_over(&one, &evidence),
             is_expected,
             "{holder:?} {processes:?}"
         );
@@ -108,7 +108,7 @@ fn a_binding_is_over_when_list_and_cgroup_say_so() {
 #[test]
 fn what_the_journal_has_is_in_use_whatever_else_is_said() {
     let one = binding();
-    let mut world = world(&one, None, Processes::Ended);
+    let mut evidence = evidence(&one, None, Processes::Ended);
     let attached = |sandbox: &str, hca: &str| Attached {
         slots: BTreeSet::from([(sandbox.to_owned(), hca.parse().unwrap())]),
         ..Attached::default()
@@ -123,30 +123,35 @@ fn what_the_journal_has_is_in_use_whatever_else_is_said() {
         (attached("s1", "0000:3b:00.1"), false),
         (attached("s2", "0000:3b:00.0"), false),
     ] {
-        world.attached = journal;
-        assert_eq!(is_in_use(&one, &world), is_expected, "{:?}", world.attached);
+        evidence.attached = journal;
+        assert_eq!(
+            is_in_use(&one, &evidence),
+            is_expected,
+            "{:?}",
+            evidence.attached
+        );
     }
 }
 
 #[test]
 fn without_a_cgroup_two_lists_decide() {
     let one = binding();
-    let mut world = world(&one, None, Processes::Unknown);
-    assert!(matches!(binding_state(&one, &world), State::Unknown(_)));
-    world.lacking = lacking(&world);
+    let mut evidence = evidence(&one, None, Processes::Unknown);
+    assert!(matches!(binding_state(&one, &evidence), State::Unknown(_)));
+    evidence.lacking = lacking(&evidence);
     // The same list again, and one that came too soon.
-    assert!(!is_over(&one, &world));
-    let later = |by: Duration| Some(Arc::new(list(None, world.now + by)));
+    assert!(!is_over(&one, &evidence));
+    let later = |by: Duration| Some(Arc::new(list(None, evidence.now + by)));
     let (soon, late) = (later(Duration::from_secs(14)), later(LIST_INTERVAL));
-    let again = World {
+    let again = Evidence {
         held: soon,
-        ..world.clone()
+        ..evidence.clone()
     };
     assert!(!is_over(&one, &again));
-    assert_eq!(lacking(&again), world.lacking, "the first one counts");
-    let again = World {
+    assert_eq!(lacking(&again), evidence.lacking, "the first one counts");
+    let again = Evidence {
         held: late.clone(),
-        ..world.clone()
+        ..evidence.clone()
     };
     assert!(is_over(&one, &again));
     // It was bound anew, or the pod was listed in between.
@@ -155,18 +160,18 @@ fn without_a_cgroup_two_lists_decide() {
         ..binding()
     };
     assert!(!is_over(&anew, &again));
-    world.held = Some(Arc::new(list(Some(("ml", "a")), world.now)));
-    assert_eq!(lacking(&world), Lacking::new());
+    evidence.held = Some(Arc::new(list(Some(("ml", "a")), evidence.now)));
+    assert_eq!(lacking(&evidence), Lacking::new());
 }
 
 #[test]
 fn a_list_that_is_older_than_the_binding_says_nothing() {
     let one = binding();
-    let mut world = world(&one, None, Processes::Ended);
+    let mut evidence = evidence(&one, None, Processes::Ended);
     for held in [None, Some(Arc::new(list(None, one.since.0.unwrap())))] {
-        world.held = held;
-        assert!(matches!(binding_state(&one, &world), State::Unknown(_)));
-        assert_eq!(why_ended(&one, &world), None);
+        evidence.held = held;
+        assert!(matches!(binding_state(&one, &evidence), State::Unknown(_)));
+        assert_eq!(why_ended(&one, &evidence), None);
     }
 }
 
@@ -176,35 +181,35 @@ fn an_add_has_time_to_start_its_pod() {
         stage: Stage::Bound,
         ..binding()
     };
-    let mut world = world(&one, None, Processes::Ended);
-    assert!(is_over(&one, &world));
-    world.now = one.since.0.unwrap() + ADD_TIMEOUT / 2;
-    assert!(!is_over(&one, &world));
+    let mut evidence = evidence(&one, None, Processes::Ended);
+    assert!(is_over(&one, &evidence));
+    evidence.now = one.since.0.unwrap() + ADD_TIMEOUT / 2;
+    assert!(!is_over(&one, &evidence));
 }
 
 #[test]
 fn a_pod_of_the_same_name_with_another_uid_is_another_one() {
     let one = binding();
     for (uid, is_expected) in [("u1", false), ("u2", true)] {
-        let mut world = world(&one, None, Processes::Ended);
+        let mut evidence = evidence(&one, None, Processes::Ended);
         let owners = Owners::of(&[(uid, "rdma/nic", SLOT)]);
-        let list = list(Some(("ml", "a")), world.now).with_owners(owners);
-        world.held = Some(Arc::new(list));
-        assert_eq!(is_over(&one, &world), is_expected, "{uid}");
+        let list = list(Some(("ml", "a")), evidence.now).with_owners(owners);
+        evidence.held = Some(Arc::new(list));
+        assert_eq!(is_over(&one, &evidence), is_expected, "{uid}");
     }
 }
 
 #[test]
 fn the_asker_has_its_slots_by_the_kubelets_word() {
     let one = binding();
-    let mut world = world(&one, Some(("ml", "a")), Processes::Ended);
+    let mut evidence = evidence(&one, Some(("ml", "a")), Processes::Ended);
     let mut asked = |pod: Pod, sandbox: Option<&str>| {
-        world.asker = Some(Asker {
+        evidence.asker = Some(Asker {
             pod,
             sandbox: sandbox.map(str::to_owned),
             slots: BTreeSet::from([SLOT.to_owned()]),
         });
-        binding_state(&one, &world)
+        binding_state(&one, &evidence)
     };
     assert!(matches!(asked(pod("a", "u1"), Some("s1")), State::InUse(_)));
     assert!(matches!(asked(pod("a", "u1"), None), State::InUse(_)));
@@ -223,40 +228,40 @@ fn a_slot_that_was_bound_again_has_the_newer_binding_alone() {
         created: 101,
         ..binding()
     };
-    let mut world = world(&one, Some(("ml", "a")), Processes::Running);
-    let mut all = Bindings::clone(&world.bindings);
+    let mut evidence = evidence(&one, Some(("ml", "a")), Processes::Running);
+    let mut all = Bindings::clone(&evidence.bindings);
     all.all.insert(newer.hca.clone(), newer.clone());
-    world.bindings = Arc::new(all);
-    assert!(is_over(&one, &world) && !is_over(&newer, &world));
-    world.attached.slots = BTreeSet::from([("s1".to_owned(), one.hca.clone())]);
-    assert!(!is_over(&one, &world));
+    evidence.bindings = Arc::new(all);
+    assert!(is_over(&one, &evidence) && !is_over(&newer, &evidence));
+    evidence.attached.slots = BTreeSet::from([("s1".to_owned(), one.hca.clone())]);
+    assert!(!is_over(&one, &evidence));
 }
 
 #[test]
 fn an_owner_is_named_with_the_reason() {
     let one = binding();
-    let mut world = world(&one, None, Processes::Running);
-    let said = |world: &World, hca: &str| {
+    let mut evidence = evidence(&one, None, Processes::Running);
+    let said = |evidence: &Evidence, hca: &str| {
         let hca: HcaId = hca.parse().unwrap();
-        let owner = owner(&hca, world);
+        let owner = owner(&hca, evidence);
         (owner.is_free(), owner.is_ending(), owner.to_string())
     };
-    let (is_free, is_ending, text) = said(&world, "0000:3b:00.0");
+    let (is_free, is_ending, text) = said(&evidence, "0000:3b:00.0");
     assert!(!is_free && is_ending && text.contains("pod ml/a"), "{text}");
-    let mut all = Bindings::clone(&world.bindings);
+    let mut all = Bindings::clone(&evidence.bindings);
     let id = |hca: &str| -> HcaId { hca.parse().unwrap() };
     all.unreadable
         .insert(id("0000:3b:00.1"), "it is damaged".into());
     all.in_use.insert(id("0000:3b:00.2"), "process 4711".into());
-    world.bindings = Arc::new(all);
-    world.attached.slots = BTreeSet::from([("s9".to_owned(), id("0000:3b:00.3"))]);
+    evidence.bindings = Arc::new(all);
+    evidence.attached.slots = BTreeSet::from([("s9".to_owned(), id("0000:3b:00.3"))]);
     for (hca, word) in [
         ("0000:3b:00.1", "damaged"),
         ("0000:3b:00.2", "process 4711"),
         ("0000:3b:00.3", "journal"),
     ] {
-        let (is_free, is_ending, text) = said(&world, hca);
+        let (is_free, is_ending, text) = said(&evidence, hca);
         assert!(!is_free && !is_ending && text.contains(word), "{text}");
     }
-    assert!(said(&world, "0000:3b:00.4").0);
+    assert!(said(&evidence, "0000:3b:00.4").0);
 }

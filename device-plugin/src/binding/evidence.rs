@@ -6,7 +6,7 @@ use std::time::Instant;
 use attachment::journal::Journal;
 use attachment::part::Part;
 use pools::binding::record::Bindings;
-use pools::binding::state::{Asker, Attached, Lacking, Processes, World};
+use pools::binding::state::{Asker, Attached, Evidence, Lacking, Processes};
 use pools::holdings::Holdings;
 
 use super::containers;
@@ -22,7 +22,7 @@ pub(crate) fn read(
     held: Option<Arc<Holdings>>,
     lacking: Lacking,
     asker: Option<Asker>,
-) -> Result<World, String> {
+) -> Result<Evidence, String> {
     let root = &paths.cgroup_dir;
     let processes = bindings.all.iter().map(|(hca, one)| {
         let found = || containers::find(root, one.pod.uid.as_deref()?);
@@ -33,7 +33,7 @@ pub(crate) fn read(
     let allocated = held.iter().flat_map(|held| held.hcas());
     let allocated = allocated.filter_map(|(hca, all)| Some((hca, all.into_iter().next()?)));
     let uid = asker.as_ref().and_then(|asker| asker.pod.uid.as_deref());
-    Ok(World {
+    Ok(Evidence {
         attached: attached(paths)?,
         cgroup: uid.and_then(|uid| containers::find(root, uid)),
         allocated: allocated.collect(),
