@@ -91,8 +91,9 @@ mod tests {
         let policy = place.path().join("policy.json");
         let values = json!({"stateDir": state});
         std::fs::write(&policy, values.to_string()).unwrap();
+        std::os::unix::fs::symlink("/proc", place.path().join("proc")).unwrap();
         let unused = read(&Places {
-            root: "/".into(),
+            root: place.path().into(),
             policy,
             node: Some("n1".into()),
         });

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use hca::HcaId;
+use hca::{Hca, HcaId};
 
 use crate::config::{Damping, ResourceName};
 use crate::snapshot::{Snapshot, UnhealthyReason};
@@ -92,7 +92,7 @@ impl Damper {
                 let sight = Sight {
                     up: trouble.is_none(),
                     active: member.hca.ports().any(|(_, port)| port.is_active()),
-                    away: member.hca.is_away(),
+                    away: is_away(&member.hca),
                     held: held.contains_key(&member.hca.id),
                 };
                 let mut track = known.unwrap_or_else(|| Track::begin(sight, now));
@@ -111,6 +111,12 @@ impl Damper {
         self.tracks = tracks;
         again
     }
+}
+
+/// Whether an HCA, or a netdev that is known of it, is in another network namespace: only what is there
+/// has an interface index.
+fn is_away(hca: &Hca) -> bool {
+    hca.elsewhere || hca.netdevs.iter().any(|netdev| netdev.ifindex == 0)
 }
 
 impl Track {

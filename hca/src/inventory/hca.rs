@@ -138,13 +138,6 @@ impl Hca {
                     .any(|(_, port)| port.link_layer == LinkLayer::Ethernet)
     }
 
-    /// Whether it, or a netdev that is known of it, is in another network namespace: only what is there
-    /// has an interface index.
-    #[must_use]
-    pub fn is_away(&self) -> bool {
-        self.elsewhere || self.netdevs.iter().any(|netdev| netdev.ifindex == 0)
-    }
-
     /// Why no pod can have it, if that is so.
     #[must_use]
     pub fn reserved(&self) -> Option<&Reserved> {

@@ -292,8 +292,16 @@ fn unreadable(path: &str, calls: &str, warning: &str) -> Result<()> {
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     let path = format!("/proc/sys/net/{path}");
+    // What is opened has the path below the host's root, what is read the kernel's.
+    let below = format!("{}{path}", scene.host.root().display());
     let inject = format!("inject={calls}:error=EIO");
-    let options = ["-f", "-qq", "-o", "/dev/null", "-P", &path, "-e", &inject];
+    let paths = ["-P", &path, "-P", &below];
+    let options = [
+        &["-f", "-qq", "-o", "/dev/null"],
+        &paths[..],
+        &["-e", &inject],
+    ]
+    .concat();
     let answer = bounded(
         &mut traced(&scene.call(), "DEL", &options),
         scene.moving().to_string().as_bytes(),

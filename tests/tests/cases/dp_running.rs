@@ -404,6 +404,7 @@ fn count_something(machine: &Machine) -> Result<()> {
         .env("CNI_NETNS", "/proc/self/ns/net")
         .env("CNI_PATH", "/nonexistent")
         .env("RDMA_NETDEV_POLICY", machine.policy()?)
+        .env("RDMA_HOST_ROOT", machine.tree.path("/"))
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()?;

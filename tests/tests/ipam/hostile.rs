@@ -160,7 +160,7 @@ fn what_tenants_invent_leaves_no_files() {
         let mut config = crate::support::network(
             "whereabouts",
             json!({"range": range, "network_name": format!("invented-{number}"),
-                "enable_overlapping_ranges": number % 2 == 0}),
+                "enable_overlapping_ranges": number.is_multiple_of(2)}),
         );
         config["name"] = json!(format!("network-{number}"));
         config
