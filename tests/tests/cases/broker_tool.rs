@@ -105,7 +105,7 @@ fn a_block_of_a_ready_node_is_released_only_by_force_and_its_broker_obeys() -> R
     ensure!(
         of_one
             .iter()
-            .any(|what| what.contains("is in no block of this node")),
+            .any(|what| what.contains("this node does not own")),
         "{of_one:?}"
     );
     Ok(())
