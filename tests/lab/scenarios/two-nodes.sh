@@ -13,7 +13,7 @@ make_hca $netdev $hca
 ip addr add "192.168.10.$LAB_GUEST/24" dev $netdev
 [ "$LAB_GUEST" = 2 ] || serve_store /srv/store 192.168.10.0/24
 meet served
-mkdir $store
+mkdir -p $store
 mount_store 4.2 soft 192.168.10.1 /srv/store $store
 start_containerd
 install_cni $manifests
