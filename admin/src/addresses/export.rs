@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn leases_of_all_nodes_are_read_and_of_some_refused() {
         let lease = json!({
-            "address": "10.0.0.5", "prefix": 24, "range": "10.0.0.0/24", "generation": 1, "part": 0,
+            "address": "10.0.0.5", "prefix": 24, "range": "10.0.0.0/24", "store": "default", "part": 0,
             "network": "rail", "container": "c", "interface": "net1", "node": "n1",
             "created": "2026-01-01T00:00:00Z",
         });

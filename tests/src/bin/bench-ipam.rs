@@ -295,7 +295,7 @@ fn main() -> Result<ExitCode> {
                 &format!("{what} at {leases} leases, beside the same at {FEW}"),
                 &many,
                 &few,
-                [Some(1.5), None],
+                [Some(1.3), None],
             ));
         }
         there = leases;
