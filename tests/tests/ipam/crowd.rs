@@ -21,7 +21,7 @@ const STINT: usize = 40;
 /// After so many calls of all workers an agent is killed.
 const CALLS_OF_AGENT: usize = 1000;
 /// An ADD has an address by then, also where the machine is busy.
-const LIMIT: Duration = Duration::from_mins(5);
+const LIMIT: Duration = Duration::from_mins(2);
 
 /// Calls of all workers; `RDMA_E2E_CALLS` asks for more or fewer.
 fn calls() -> usize {
