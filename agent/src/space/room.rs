@@ -76,19 +76,16 @@ impl Space {
         };
         let asking = matches!(goal.phase, Phase::Ask(_))
             .then(|| std::mem::replace(&mut goal.phase, Phase::Claim(0)));
-        let missing = match asking {
-            Some(Phase::Ask(asking)) => match goal.serve(has) {
-                0 => {
-                    self.withdraw(&asking);
-                    0
-                }
-                missing => {
-                    goal.phase = Phase::Ask(asking);
-                    missing
-                }
-            },
-            _ => goal.serve(has),
-        };
+        let missing = goal.serve(has);
+        if let Some(Phase::Ask(asking)) = asking {
+            let is_granted = owned.parts.values().any(|part| part.id == asking.id);
+            match (is_granted, missing) {
+                // What is missing still is asked for by another ID, of parts as they are now.
+                (true, _) => {}
+                (false, 0) => self.withdraw(&asking),
+                (false, _) => goal.phase = Phase::Ask(asking),
+            }
+        }
         if missing == 0 {
             return Ok(());
         }

@@ -558,6 +558,42 @@ fn parts_of_another_boot_are_confirmed_before_anything_is_claimed() {
 }
 
 #[test]
+fn several_adds_get_what_another_node_frees_one_after_the_other() {
+    let mut cluster = Cluster::new(2);
+    let range = range("10.0.0.0/29");
+    for pod in 0..6 {
+        cluster.add(1, &format!("b{pod}"), &range);
+    }
+    let now = cluster.now;
+    let mut answers: Vec<_> = (0..3)
+        .map(|_| cluster.machines[0].ask(&range, Room::Addresses(1), now))
+        .collect();
+    for pod in 0..3 {
+        cluster.run(Duration::from_secs(1));
+        cluster.machines[1].release(&format!("b{pod}"));
+        let released = cluster.now;
+        let mut answer = answers.remove(0);
+        let answered = loop {
+            match answer.try_recv() {
+                Err(oneshot::error::TryRecvError::Empty) => {
+                    assert!(cluster.now < released + LIMIT, "pod {pod} waits still");
+                    cluster.step(Duration::from_millis(500));
+                }
+                // It asks again, as the runtime does.
+                Ok(Err(_)) => {
+                    let now = cluster.now;
+                    answer = cluster.machines[0].ask(&range, Room::Addresses(1), now);
+                }
+                answered => break answered,
+            }
+        };
+        assert_eq!(answered, Ok(Ok(())));
+        let taken = cluster.machines[0].take(&format!("a{pod}"), &range, None);
+        assert!(taken.is_some(), "pod {pod}");
+    }
+}
+
+#[test]
 fn a_requested_address_is_claimed_handed_over_or_refused_by_name() {
     let mut cluster = Cluster::new(2);
     let range = range("10.0.0.0/24");
