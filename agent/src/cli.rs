@@ -1,11 +1,13 @@
 //! The command line.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use node::identity::NodeIdentity;
 use node::policy::Policy;
 use node_server::flags::{Log, NodePolicy, address};
@@ -28,6 +30,12 @@ struct Cli {
     /// Directory below which the host's proc, etc and run are found
     #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
+    /// Kubeconfig, in tests [default: the pod's service account]
+    #[arg(long, value_name = "FILE", hide = true)]
+    kubeconfig: Option<PathBuf>,
+    /// How long a part of a node that is gone is marked before it is taken; shorter in tests
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, hide = true)]
+    grace: u64,
     /// Socket on which ADDs ask for room
     #[arg(
         long,
@@ -68,6 +76,25 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// The client of the API that the policy's stores are in.
+async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let file = Kubeconfig::read_from(path)
+                .with_context(|| format!("read {}", path.display()))?;
+            let options = KubeConfigOptions::default();
+            kube::Config::from_custom_kubeconfig(file, &options)
+                .await
+                .with_context(|| format!("use {}", path.display()))?
+        }
+        None => kube::Config::incluster().context(
+            "no Kubernetes API, which the policy's stores are in; run this program in a pod that has a service \
+             account's token",
+        )?,
+    };
+    kube::Client::try_from(config).context("use the credentials of the Kubernetes API")
+}
+
 fn serve(cli: Cli) -> anyhow::Result<()> {
     let policy = Policy::load(&cli.node.policy)?;
     let name = policy.node_name(cli.node.name().as_deref());
@@ -91,7 +118,13 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
             node = node.name,
             "the agent of this node starts"
         );
+        let kubernetes = policy.kubernetes_stores();
+        let client = match kubernetes.is_empty() {
+            true => None,
+            false => Some(client(cli.kubeconfig.as_deref()).await?),
+        };
         let settings = Settings {
+            client,
             context: Context {
                 node: ThisNode {
                     name: node.name,
@@ -100,6 +133,7 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
                 root: cli.host_root,
                 state_dir: policy.state_dir.clone(),
                 cooldown: policy.ipam.cooldown,
+                grace: Duration::from_secs(cli.grace),
             },
             policy,
             socket: cli.socket,

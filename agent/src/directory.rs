@@ -10,6 +10,7 @@
 //! nothing by itself, and no rename or lock does on a share. The winner removes the files below the one
 //! before its own. Nothing here reads a clock.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -22,6 +23,8 @@ use nix::errno::Errno;
 use node::random::random64;
 use serde::{Deserialize, Serialize};
 
+use crate::backend::{Read, Swap};
+
 /// The file that says that a directory is one of ours.
 pub const FORMAT_FILE: &str = "FORMAT";
 const FORMAT: u64 = 1;
@@ -33,22 +36,6 @@ const MAX_LISTS: usize = 8;
 /// A directory of documents.
 #[derive(Debug, Clone)]
 pub struct Directory(PathBuf);
-
-/// A document as it was read, and its version; 0 before there is a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Read {
-    pub document: Document,
-    pub version: u64,
-}
-
-/// What became of a compare-and-swap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Swap {
-    /// The document has this version now.
-    Won(u64),
-    /// Another writer changed the document. It may have gone on from this change.
-    Lost,
-}
 
 /// Why a document cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -144,6 +131,24 @@ impl Directory {
         self.space(space).join(name)
     }
 
+    /// The spaces of which there is a directory.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn spaces(&self, store: &str) -> Result<Vec<AddressSpace>, DirectoryError> {
+        let entries = fs::read_dir(&self.0).map_err(failed("list", &self.0))?;
+        let mut spaces = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed("list", &self.0))?.file_name();
+            let name = name.to_str().unwrap_or_default();
+            let network_name = name.strip_prefix("net.");
+            if name == "default" || network_name.is_some_and(node::identity::is_name) {
+                spaces.push(AddressSpace::new(store, network_name));
+            }
+        }
+        Ok(spaces)
+    }
+
     /// The subnets of a space that have a document, in no order.
     ///
     /// # Errors
@@ -174,11 +179,7 @@ impl Directory {
         let directory = self.subnet(space, subnet);
         for _ in 0..MAX_LISTS {
             let Some(version) = epochs(&directory)?.pop() else {
-                let name = space.network_name.as_deref().unwrap_or_default();
-                return Ok(Read {
-                    document: Document::empty(&space.store, name, subnet),
-                    version: 0,
-                });
+                return Ok(Read::none(space, subnet));
             };
             let path = directory.join(version.to_string());
             let text = match read_file(&path) {
@@ -193,7 +194,11 @@ impl Directory {
                 Err(error) => return Err(failed("read", &path)(error)),
             };
             return match parse(&text, space, subnet) {
-                Ok(document) => Ok(Read { document, version }),
+                Ok(document) => Ok(Read {
+                    document,
+                    version,
+                    labels: BTreeMap::new(),
+                }),
                 Err(why) => Err(DirectoryError::Wrong { path, why }),
             };
         }

@@ -86,6 +86,7 @@ impl Machine {
             root: root.path().into(),
             state_dir: root.path().join("state"),
             cooldown: Duration::ZERO,
+            grace: Duration::from_mins(5),
         });
         let share = Directory::new(share);
         let space = open(&context, &share, now);
