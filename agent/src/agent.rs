@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use ipam::block::AddressSpace;
+use ipam::space::AddressSpace;
 use ipam::owned::{self, Owned};
 use ipam::range::Range;
 use ipnetwork::IpNetwork;
@@ -241,7 +241,7 @@ impl Agent {
         let backend = |(name, store): (&String, &node::policy::StorePolicy)| {
             let backend = match &store.kind {
                 StoreKind::Directory(path) => Backend::Directory(Directory::new(path)),
-                StoreKind::Kubernetes { .. } => Backend::Api(api.clone()?),
+                StoreKind::Kubernetes => Backend::Api(api.clone()?),
                 StoreKind::Node => return None,
             };
             let fault = Mutex::new(Some("it has not answered yet".to_owned()));
@@ -618,7 +618,7 @@ mod tests {
     #[tokio::test]
     async fn an_add_that_asks_over_the_socket_finds_its_part_in_the_file() {
         let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        Directory::new(share.path()).init().unwrap();
+        ipam::directory::init(share.path()).unwrap();
         let (stop, socket) = (CancellationToken::new(), root.path().join("agent.sock"));
         let settings = Settings {
             policy: policy(share.path()),

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipam::block::{AddressSpace, hash};
+use ipam::space::{AddressSpace, hash};
 use ipam::subnet::{ADDRESSES, Document, Part, piece, subnet_of};
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Node;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ipam::block::AddressSpace;
+use ipam::directory::NotOurs;
+use ipam::space::AddressSpace;
 use ipam::subnet::Document;
 use ipnetwork::IpNetwork;
 
@@ -76,6 +77,8 @@ pub enum BackendError {
     Directory(#[from] DirectoryError),
     #[error(transparent)]
     Api(#[from] ApiError),
+    #[error(transparent)]
+    NotOurs(#[from] NotOurs),
 }
 
 /// Documents with compare-and-swap. A call may take as long as the store hangs.
@@ -110,7 +113,7 @@ impl Backend {
     pub fn read(&self, space: &AddressSpace, subnet: IpNetwork) -> Result<Read, BackendError> {
         match self {
             Self::Directory(directory) => {
-                directory.check()?;
+                ipam::directory::check(directory.path())?;
                 Ok(directory.read(space, subnet)?)
             }
             Self::Api(api) => Ok(api.read(space, subnet)?),
@@ -158,7 +161,7 @@ impl Backend {
     ) -> Result<Vec<IpNetwork>, BackendError> {
         match self {
             Self::Directory(directory) => {
-                directory.check()?;
+                ipam::directory::check(directory.path())?;
                 Ok(directory.subnets(space)?)
             }
             Self::Api(api) => Ok(api.subnets(space, node)?),
@@ -172,7 +175,7 @@ impl Backend {
     pub fn spaces(&self, store: &str) -> Result<Vec<AddressSpace>, BackendError> {
         match self {
             Self::Directory(directory) => {
-                directory.check()?;
+                ipam::directory::check(directory.path())?;
                 Ok(directory.spaces(store)?)
             }
             Self::Api(api) => Ok(api.spaces(store)?),

@@ -118,10 +118,9 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
             node = node.name,
             "the agent of this node starts"
         );
-        let kubernetes = policy.kubernetes_stores();
-        let client = match kubernetes.is_empty() {
-            true => None,
-            false => Some(client(cli.kubeconfig.as_deref()).await?),
+        let client = match policy.uses_kubernetes() {
+            true => Some(client(cli.kubeconfig.as_deref()).await?),
+            false => None,
         };
         let settings = Settings {
             client,

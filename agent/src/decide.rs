@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use ipam::block::{hash, overlap};
+use ipam::space::{hash, overlap};
 use ipam::leases::Use;
 use ipam::owned::{Owned, OwnedNetwork, OwnedPart};
 use ipam::range::{Range, bits};

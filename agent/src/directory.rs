@@ -16,18 +16,14 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use ipam::block::AddressSpace;
+use ipam::space::AddressSpace;
 use ipam::subnet::{Document, subnet_of};
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use node::random::random64;
-use serde::{Deserialize, Serialize};
 
 use crate::backend::{Read, Swap};
 
-/// The file that says that a directory is one of ours.
-pub const FORMAT_FILE: &str = "FORMAT";
-const FORMAT: u64 = 1;
 /// A document of 256 parts, each with four wants, is shorter.
 const MAX_BYTES: u64 = 1 << 20;
 /// How often a list that is old by the time its file is opened is read again.
@@ -50,11 +46,6 @@ pub enum DirectoryError {
     Wrong { path: PathBuf, why: String },
 }
 
-#[derive(Serialize, Deserialize)]
-struct FormatFile {
-    format: u64,
-}
-
 fn failed(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DirectoryError {
     let path = path.to_owned();
     move |source| DirectoryError::Io {
@@ -73,49 +64,6 @@ impl Directory {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
-    }
-
-    /// Makes an existing directory one of ours. Done before, it does nothing.
-    ///
-    /// # Errors
-    /// It cannot be written, or it is one of another format.
-    pub fn init(&self) -> Result<(), DirectoryError> {
-        let path = self.0.join(FORMAT_FILE);
-        let text = format!("{{\"format\": {FORMAT}}}\n");
-        match node::file::create(&path, text) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(failed("make", &path)(error));
-            }
-            _ => {}
-        }
-        sync(&self.0)?;
-        self.check()
-    }
-
-    /// # Errors
-    /// The directory is not one of ours, as the mount point of a share that is not mounted.
-    pub fn check(&self) -> Result<(), DirectoryError> {
-        let path = self.0.join(FORMAT_FILE);
-        let wrong = |why: String| DirectoryError::Wrong {
-            path: path.clone(),
-            why,
-        };
-        let text = match read_file(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let why = "there is no such file: mount the share; or prepare the directory, once for \
-                           all nodes: rdmactl addresses init";
-                return Err(wrong(why.to_owned()));
-            }
-            text => text.map_err(failed("read", &path))?,
-        };
-        let format: FormatFile =
-            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-        match format.format {
-            FORMAT => Ok(()),
-            other => Err(wrong(format!(
-                "it has format {other}, this program knows {FORMAT}: install all programs of one release"
-            ))),
-        }
     }
 
     fn space(&self, space: &AddressSpace) -> PathBuf {
@@ -335,7 +283,7 @@ mod tests {
     fn made() -> (tempfile::TempDir, Directory) {
         let place = tempfile::tempdir().unwrap();
         let directory = Directory::new(place.path());
-        directory.init().unwrap();
+        ipam::directory::init(place.path()).unwrap();
         (place, directory)
     }
 
@@ -438,7 +386,7 @@ mod tests {
     #[test]
     fn what_is_not_ours_is_refused_by_its_path() {
         let (place, directory) = made();
-        directory.init().unwrap();
+        ipam::directory::init(place.path()).unwrap();
         let path = place.path().join("net.blue/10.56.3.0-24");
         fs::create_dir_all(&path).unwrap();
         for (text, why) in [
@@ -456,11 +404,11 @@ mod tests {
             let error = directory.read(&space(), subnet()).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("/7"), "{error}");
         }
-        fs::write(place.path().join(FORMAT_FILE), r#"{"format": 2}"#).unwrap();
-        let error = directory.check().unwrap_err().to_string();
+        fs::write(place.path().join(ipam::directory::FORMAT_FILE), r#"{"format": 2}"#).unwrap();
+        let error = ipam::directory::check(place.path()).unwrap_err().to_string();
         assert!(error.contains("format 2, this program knows 1"), "{error}");
-        fs::remove_file(place.path().join(FORMAT_FILE)).unwrap();
-        let error = directory.check().unwrap_err().to_string();
+        fs::remove_file(place.path().join(ipam::directory::FORMAT_FILE)).unwrap();
+        let error = ipam::directory::check(place.path()).unwrap_err().to_string();
         assert!(error.contains("rdmactl addresses init"), "{error}");
     }
 }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipam::block::AddressSpace;
+use ipam::space::AddressSpace;
 use ipam::leases::{Leases, since_boot};
 use ipam::owned::{self, Owned};
 use ipam::range::Range;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ipam::block::single;
+use ipam::space::single;
 use ipam::owned::{self, OwnedPart};
 use ipam::range::gateway_in;
 use ipam::range::Range;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use ipam::block::single;
+use ipam::space::single;
 use ipam::lease;
 use ipam::leases::{AddressRequest, LeaseError, Leased, Order, Ownership};
 use ipam::range::Spec;
@@ -202,7 +202,7 @@ struct Cluster {
 impl Cluster {
     fn new(machines: usize) -> Self {
         let share = in_memory();
-        Directory::new(share.path()).init().unwrap();
+        ipam::directory::init(share.path()).unwrap();
         let now = Instant::now();
         let machines =
             (0..machines).map(|number| Machine::new(share.path(), &format!("n{number}"), now));
@@ -249,7 +249,7 @@ impl Cluster {
             for (piece, _) in parts {
                 let other = owned
                     .iter()
-                    .find(|(other, _)| ipam::block::overlap(*other, piece));
+                    .find(|(other, _)| ipam::space::overlap(*other, piece));
                 assert!(
                     other.is_none(),
                     "{piece} of {name} is another's, too: {other:?}"
@@ -395,7 +395,7 @@ fn forty_nodes_share_sixty_two_addresses() {
 #[test]
 fn forty_nodes_claim_at_one_time() {
     let share = tempfile::tempdir().unwrap();
-    Directory::new(share.path()).init().unwrap();
+    ipam::directory::init(share.path()).unwrap();
     let range = range("10.0.0.0/26");
     let begun = Instant::now();
     let threads: Vec<_> = (0..40)
