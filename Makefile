@@ -21,7 +21,7 @@ FOLDERS := $(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)) $(addprefix $(BIN_DIR)/,$(
 TARGET_amd64 := x86_64-unknown-linux-musl
 TARGET_arm64 := aarch64-unknown-linux-musl
 # A test machine adds the stand-ins.
-PROGRAMS ?= rdma-device-plugin rdma-netdev rdma-ipam rdma-ipam-broker rdma-agent rdmactl
+PROGRAMS ?= rdma-device-plugin rdma-netdev rdma-ipam rdma-agent rdmactl
 CARGO ?= cargo
 # More flags of cargo build.
 FLAGS ?=
