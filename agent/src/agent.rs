@@ -9,9 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use ipam::space::AddressSpace;
 use ipam::owned::{self, Owned};
 use ipam::range::Range;
+use ipam::space::AddressSpace;
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
@@ -124,7 +124,10 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
         };
         if let Backend::Api(api) = &store.backend {
             let owned = Owned::read(&agent.context.state_dir, &space)?;
-            owned.versions.values().for_each(|version| api.saw(*version));
+            owned
+                .versions
+                .values()
+                .for_each(|version| api.remember(*version));
         }
         drop(agent.worker(&space)?);
     }
@@ -372,7 +375,11 @@ impl Agent {
     fn faults(&self) -> Vec<String> {
         let mut faults: Vec<String> = lock(&self.unready).iter().cloned().collect();
         for (name, store) in &self.stores {
-            faults.extend(lock(&store.fault).iter().map(|fault| format!("store {name:?}: {fault}")));
+            faults.extend(
+                lock(&store.fault)
+                    .iter()
+                    .map(|fault| format!("store {name:?}: {fault}")),
+            );
         }
         for (space, worker) in &*lock(&self.workers) {
             faults.extend(hung(worker, HANG));

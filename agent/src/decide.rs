@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use ipam::space::{hash, overlap};
 use ipam::leases::Use;
 use ipam::owned::{Owned, OwnedNetwork, OwnedPart};
 use ipam::range::{Range, bits};
+use ipam::space::{hash, overlap};
 use ipam::subnet::{Change, Document, Handover, Holder, Over, Part, Want, Wanted, piece};
 use ipnetwork::IpNetwork;
 
