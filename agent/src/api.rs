@@ -698,7 +698,7 @@ fn whole(part: &Part) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ipam::subnet::{OwnNetwork, Over, Want};
+    use ipam::subnet::{Over, OwnNetwork, Want};
 
     fn space() -> AddressSpace {
         AddressSpace::new("default", Some("blue"))
