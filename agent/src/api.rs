@@ -269,6 +269,7 @@ impl Api {
             Err(ApiError::Refused {
                 code: 404 | 409, ..
             }) => return Ok(Swap::Lost),
+            Err(error) if is_denied(&error) => return Ok(Swap::Denied(error.to_string())),
             Err(error) => return Err(error),
         };
         let version = version_of(written.metadata.resource_version.as_deref());
@@ -540,6 +541,17 @@ fn refused(what: &str, status: &Status) -> ApiError {
         code: status.code,
         reason: status.reason.clone(),
         message: status.message.clone(),
+    }
+}
+
+/// Whether the cluster's policy or the definition does not allow a change: another one may be allowed. A right
+/// that is missing is a fault of the whole store.
+fn is_denied(error: &ApiError) -> bool {
+    match error {
+        ApiError::Refused { code, message, .. } => {
+            *code == 422 || (*code == 403 && message.contains("ValidatingAdmissionPolicy"))
+        }
+        _ => false,
     }
 }
 

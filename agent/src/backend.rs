@@ -34,12 +34,14 @@ impl Read {
 }
 
 /// What became of a compare-and-swap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Swap {
     /// The document has this version now.
     Won(u64),
     /// Another writer changed the document. It may have gone on from this change.
     Lost,
+    /// The store does not let this node make this change, and says why.
+    Denied(String),
 }
 
 /// How often documents are looked at.

@@ -388,6 +388,7 @@ impl Space {
                 self.note(|status| status.writes += 1);
                 Ok(Some(self.backend.written(&self.space, read, next, version)))
             }
+            Swap::Denied(why) => Err(why),
             // Perhaps another node went on from it, so they stay asked for.
             Swap::Lost => {
                 self.note(|status| status.lost += 1);
