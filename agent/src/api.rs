@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::backend::{Read, Swap};
+use crate::backend::{Age, Read, Swap};
 
 /// The path of all documents.
 const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/addresssubnets";
@@ -297,9 +297,9 @@ impl Api {
         }
     }
 
-    fn list(&self, what: &str, selector: &str, from_cache: bool) -> Result<List, ApiError> {
+    fn list(&self, what: &str, selector: &str, age: Age) -> Result<List, ApiError> {
         let mut parameters = ListParams::default().labels(selector);
-        if from_cache {
+        if age == Age::Any {
             parameters = parameters.match_any();
         }
         self.send(what, Request::new(PATH).list_metadata(&parameters))
@@ -309,19 +309,17 @@ impl Api {
     ///
     /// # Errors
     /// The API does not answer.
-    pub fn subnets(&self, space: &AddressSpace, node: &str) -> Result<Vec<IpNetwork>, ApiError> {
+    pub fn subnets(
+        &self,
+        space: &AddressSpace,
+        node: &str,
+        age: Age,
+    ) -> Result<Vec<IpNetwork>, ApiError> {
         let selector = format!("{SPACE}={},{}", hash_of(space), label_of(node));
-        let list = self.list(
-            &format!("list the {KIND}s of node {node}"),
-            &selector,
-            false,
-        )?;
-        Ok(list
-            .items()
-            .iter()
-            .filter_map(news)
-            .map(|one| one.subnet)
-            .collect())
+        let what = format!("list the {KIND}s of node {node}");
+        let list = self.list(&what, &selector, age)?;
+        let found = list.items().iter().filter_map(news);
+        Ok(found.map(|one| one.subnet).collect())
     }
 
     /// The subnets of a space without a free address.
@@ -330,7 +328,7 @@ impl Api {
     /// The API does not answer.
     pub fn full(&self, space: &AddressSpace) -> Result<BTreeSet<IpNetwork>, ApiError> {
         let selector = format!("{SPACE}={},{FULL}=true", hash_of(space));
-        let list = self.list(&format!("list the full {KIND}s"), &selector, true)?;
+        let list = self.list(&format!("list the full {KIND}s"), &selector, Age::Any)?;
         Ok(list
             .items()
             .iter()
@@ -347,7 +345,7 @@ impl Api {
         let list = self.list(
             &format!("list the {KIND}s of this node"),
             &label_of(&self.node),
-            true,
+            Age::Any,
         )?;
         let spaces = list.items().iter().filter_map(news).map(|one| one.space);
         let spaces: BTreeSet<AddressSpace> = spaces.filter(|space| space.store == store).collect();

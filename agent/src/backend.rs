@@ -44,6 +44,15 @@ pub enum Swap {
     Denied(String),
 }
 
+/// How old an answer may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Age {
+    /// As it is now.
+    Now,
+    /// As some server remembers it, which costs the cluster nothing.
+    Any,
+}
+
 /// How often documents are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
@@ -156,7 +165,7 @@ impl Backend {
         }
     }
 
-    /// The subnets in which a node may have parts, as they are now.
+    /// The subnets in which a node may have parts.
     ///
     /// # Errors
     /// They cannot be listed.
@@ -164,13 +173,14 @@ impl Backend {
         &self,
         space: &AddressSpace,
         node: &str,
+        age: Age,
     ) -> Result<Vec<IpNetwork>, BackendError> {
         match self {
             Self::Directory(directory) => {
                 ipam::directory::check(directory.path())?;
                 Ok(directory.subnets(space)?)
             }
-            Self::Api(api) => Ok(api.subnets(space, node)?),
+            Self::Api(api) => Ok(api.subnets(space, node, age)?),
         }
     }
 

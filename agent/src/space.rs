@@ -25,7 +25,7 @@ use node::random::random64;
 use node_wire::{Failure, FailureKind, PartsChange, PartsChanged, Room};
 use tokio::sync::oneshot;
 
-use crate::backend::{Backend, BackendError, Pace, Read, Swap};
+use crate::backend::{Age, Backend, BackendError, Pace, Read, Swap};
 use crate::decide::{self, Busy, Decision, History, Ids, Inputs, Mode, ThisNode};
 use crate::goal::{Goal, Phase, Waiting};
 
@@ -294,7 +294,8 @@ impl Space {
     }
 
     fn list(&mut self, now: Instant) {
-        let subnets = self.call(|backend| backend.subnets(&self.space, &self.context.node.name));
+        let subnets =
+            self.call(|backend| backend.subnets(&self.space, &self.context.node.name, Age::Any));
         self.list_due = subnets.is_err().then(|| now + RETRY_INTERVAL);
         for subnet in subnets.into_iter().flatten() {
             self.watched.entry(subnet).or_insert(now);
