@@ -105,6 +105,8 @@ pub struct Space {
     list_due: Option<Instant>,
     pending: BTreeSet<String>,
     restored: BTreeMap<IpNetwork, Instant>,
+    /// What the store said of itself last.
+    store_restored: Option<u64>,
     /// When each mark of a node that is gone was seen first.
     marks: BTreeMap<(IpNetwork, Option<String>), Instant>,
     /// When each other node was asked for, and why it is gone, if it is.
@@ -153,6 +155,7 @@ impl Space {
             list_due: Some(now),
             pending: BTreeSet::new(),
             restored: BTreeMap::new(),
+            store_restored: None,
             marks: BTreeMap::new(),
             nodes: BTreeMap::new(),
             status,
@@ -194,6 +197,13 @@ impl Space {
 
     /// Does one thing that is due; returns how long nothing is.
     pub fn step(&mut self, now: Instant) -> Duration {
+        let restored = self.backend.restored();
+        if restored != self.store_restored {
+            // What this node has is written before others claim it.
+            self.asked.clear();
+            self.watched.values_mut().for_each(|due| *due = now);
+        }
+        self.store_restored = restored;
         for goal in &mut self.goals {
             goal.expire(now);
         }
@@ -267,7 +277,7 @@ impl Space {
 
     /// Whether the document of a subnet is older than one that was read before.
     fn is_restored(&self, subnet: IpNetwork) -> bool {
-        self.restored.contains_key(&subnet) || self.backend.is_restored()
+        self.restored.contains_key(&subnet) || self.backend.restored().is_some()
     }
 
     fn note(&self, note: impl FnOnce(&mut SpaceStatus)) {
@@ -406,7 +416,7 @@ impl Space {
         let subnet = read.document.subnet;
         let (context, space, leases) = (self.context.clone(), &self.space, &self.leases);
         let (pending, history, ids) = (&self.pending, &mut self.history, &mut self.ids);
-        let (restored, is_store_restored) = (&mut self.restored, self.backend.is_restored());
+        let (restored, is_store_restored) = (&mut self.restored, self.backend.restored().is_some());
         let time = jiff::Timestamp::now().to_string();
         let decided = owned::change(leases, &context.state_dir, space, |owned, leased| {
             let uses = leased.of(subnet).map_err(|error| error.to_string())?;
