@@ -3,9 +3,11 @@
 //!
 //! - this file: the loop, and what follows from a document that was read;
 //! - `room`: questions of ADDs;
+//! - `gone`: parts of nodes that are gone;
 //! - `administer`: an administrator's word.
 
 mod administer;
+mod gone;
 mod room;
 #[cfg(test)]
 mod tests;
