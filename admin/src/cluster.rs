@@ -41,7 +41,7 @@ const NAME: &str = "kubectl-rdma";
     version,
     max_term_width = 100,
     after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace. With the right to list nodes, it does not wait for one whose kubelet does not report. plan, validate, verify, report, blocks and completion run here.\n\
+    daemon's namespace. With the right to list nodes, it does not wait for one whose kubelet does not report. plan, validate, verify, report and completion run here.\n\
     Exit status: 0 all nodes answered and none reports a problem, 1 not, 2 wrong usage."
 )]
 struct Cli {
@@ -148,7 +148,6 @@ impl Cli {
             // Of the cluster or of a file, not of a node.
             Command::Verify(verify) => return verify.run_in_cluster(&self.flags, &self.global),
             Command::Validate(_)
-            | Command::Blocks(_)
             | Command::Completion(_)
             | Command::Pages(_) => return self.command.run(&self.global),
             Command::Report(command) => {

@@ -172,7 +172,7 @@ impl Kubectl {
         arguments
     }
 
-    /// The namespace of the daemon and of the blocks.
+    /// The namespace of the daemon.
     pub(crate) fn namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or("kube-system")
     }

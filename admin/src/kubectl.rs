@@ -16,9 +16,8 @@ use crate::global::Kubectl;
 use crate::output::{block_on, complain};
 
 /// Resources, as `kubectl get` names them.
-pub(crate) const BLOCKS: &str = "addressblocks.rdma-netdev.io";
-pub(crate) const RANGES: &str = "addressranges.rdma-netdev.io";
 pub(crate) const NODES: &str = "nodes";
+pub(crate) const SUBNETS: &str = "addresssubnets.rdma-netdev.io";
 pub(crate) const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
 /// kubectl gives up by itself after this.
@@ -82,39 +81,6 @@ impl Kubectl {
         match printed.is_empty() {
             true => Ok(None),
             false => read(&[resource, name], &printed).map(Some),
-        }
-    }
-
-    /// Changes an object by a merge patch; `None` if it was changed since it was read. The patch has
-    /// the object's `metadata.resourceVersion`.
-    ///
-    /// # Errors
-    /// As [`Kubectl::list`].
-    pub(crate) fn patch<T: DeserializeOwned>(
-        &self,
-        resource: &str,
-        name: &str,
-        patch: &Value,
-    ) -> anyhow::Result<Option<T>> {
-        let patch = format!("--patch={patch}");
-        let arguments = [
-            "patch",
-            resource,
-            "--type=merge",
-            &patch,
-            "--output=json",
-            "--",
-            name,
-        ];
-        match block_on(self.printed(&arguments, b""))? {
-            Ok(printed) => read(&[resource, name], &printed).map(Some),
-            Err(error) => {
-                let refused = format!("{error:#}");
-                let is_late = ["(Conflict)", "(NotFound)"]
-                    .iter()
-                    .any(|why| refused.contains(why));
-                if is_late { Ok(None) } else { Err(error) }
-            }
         }
     }
 

@@ -8,7 +8,6 @@
 
 mod addresses;
 mod alignment;
-mod blocks;
 mod cluster;
 mod discover;
 mod documents;
@@ -83,8 +82,6 @@ enum Command {
     Addresses(addresses::Addresses),
     /// Undo what pods left that ended without DEL: attachments and leases
     Reclaim(reclaim::Reclaim),
-    /// Release blocks of addresses of nodes that are gone, through kubectl
-    Blocks(blocks::Blocks),
     /// Print the completion for a shell
     Completion(pages::Completion),
     /// Write manual pages and completions of the programs to a directory
@@ -110,7 +107,6 @@ impl Command {
             Self::Validate(command) => command.run(global),
             Self::Addresses(command) => command.run(global),
             Self::Reclaim(command) => command.run(global),
-            Self::Blocks(command) => command.run(global),
             Self::Completion(command) => command.run(),
             Self::Pages(command) => command.run(),
         }

@@ -46,12 +46,10 @@ impl Pages {
     }
 }
 
-fn programs() -> [Command; 4] {
+fn programs() -> [Command; 2] {
     [
         Cli::command(),
         cluster::command(),
-        rdma_ipam_broker::cli::command(),
-        rdma_agent::cli::command(),
     ]
 }
 

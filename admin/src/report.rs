@@ -30,7 +30,7 @@ use crate::output::{Ended, Exit, block_on, complain};
 #[derive(Debug, Args)]
 #[command(
     after_help = "As kubectl rdma report it has all nodes, and of the cluster our DaemonSet and its pods, \
-    our ConfigMap, AddressRanges and AddressBlocks, and our plugins' keys of networks. It reads no \
+    our ConfigMap, AddressSubnets, and our plugins' keys of networks. It reads no \
     Secrets, no pods of users and no values of environment variables.\n\
     Exit status: 0 the archive has everything, 1 it lacks something or cannot be written, 2 wrong usage."
 )]

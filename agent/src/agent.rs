@@ -1,4 +1,4 @@
-//! The program: a thread for each space, the socket, and the pages.
+//! The program: a task for each store, a thread for each space, the socket, and the pages.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,9 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use ipam::block::AddressSpace;
-use ipam::owned;
+use ipam::owned::{self, Owned};
 use ipam::range::Range;
+use ipam::space::AddressSpace;
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
@@ -27,6 +27,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::api::{Api, News};
 use crate::backend::Backend;
 use crate::directory::Directory;
 use crate::goal::Waiting;
@@ -43,15 +44,19 @@ const PARTS_LIMIT: Duration = Duration::from_secs(30);
 const MAX_SPACES: usize = 256;
 /// A call of a store that takes longer hangs.
 const HANG: Duration = Duration::from_secs(5);
-/// How often another agent's end is waited for.
-const LOCK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often another agent's end is waited for, and a store that does not answer is asked again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a store that goes on failing is left alone, at most.
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 const LOCK: &str = ".lock";
 
 /// What an agent is to do.
-#[derive(Debug)]
+#[expect(missing_debug_implementations, reason = "kube's client has none")]
 pub struct Settings {
     pub policy: Policy,
     pub context: Context,
+    /// For stores of type kubernetes.
+    pub client: Option<kube::Client>,
     /// Where ADDs ask.
     pub socket: PathBuf,
     /// Where probes and metrics are served.
@@ -64,14 +69,22 @@ struct Worker {
     messages: mpsc::Sender<Message>,
     thread: JoinHandle<()>,
     status: Arc<Mutex<SpaceStatus>>,
-    store: PathBuf,
+    store: String,
+}
+
+/// A store of the policy.
+#[derive(Debug)]
+struct Store {
+    backend: Backend,
+    /// Why it is not known yet where this node has parts in it, or what changes there.
+    fault: Mutex<Option<String>>,
 }
 
 /// What answers: the threads of all spaces.
 #[derive(Debug)]
 pub struct Agent {
     context: Arc<Context>,
-    stores: BTreeMap<String, Backend>,
+    stores: BTreeMap<String, Store>,
     workers: Mutex<BTreeMap<AddressSpace, Worker>>,
     questions: Mutex<BTreeMap<&'static str, u64>>,
     /// Why it does not serve yet.
@@ -87,7 +100,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// # Errors
 /// The state directory cannot be used.
 pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
-    let agent = Arc::new(Agent::new(&settings.policy, settings.context));
+    let agent = Agent::new(&settings.policy, settings.context, settings.client.as_ref());
+    let agent = Arc::new(agent);
     let mut services = tokio::task::JoinSet::new();
     for address in settings.listen {
         let pages = AgentPages(agent.clone());
@@ -105,9 +119,20 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     };
     for space in owned::spaces(&agent.context.state_dir)? {
         // Spaces of other stores are another program's.
-        if agent.stores.contains_key(&space.store) {
-            drop(agent.worker(&space)?);
+        let Some(store) = agent.stores.get(&space.store) else {
+            continue;
+        };
+        if let Backend::Api(api) = &store.backend {
+            let owned = Owned::read(&agent.context.state_dir, &space)?;
+            owned
+                .versions
+                .values()
+                .for_each(|version| api.remember(*version));
         }
+        drop(agent.worker(&space)?);
+    }
+    for name in agent.stores.keys() {
+        tokio::spawn(follow(agent.clone(), name.clone()));
     }
     *lock(&agent.unready) = None;
     let socket = Socket {
@@ -143,21 +168,96 @@ async fn lock_directory(directory: &Path) -> anyhow::Result<Flock<File>> {
             tracing::info!(lock = %path.display(), "another agent runs on this node; waiting for its end");
             is_logged = true;
         }
-        tokio::time::sleep(LOCK_INTERVAL).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
-impl Agent {
-    /// Of a node with this policy; no thread runs yet.
-    #[must_use]
-    pub fn new(policy: &Policy, context: Context) -> Self {
-        let stores = policy.stores.iter();
-        let backend = |(name, store): (&String, &node::policy::StorePolicy)| match &store.kind {
-            StoreKind::Directory(directory) => {
-                let directory = Directory::new(directory);
-                Some((name.clone(), Backend::Directory(directory)))
+/// Finds the spaces of a store in which this node has parts, also those that its disk has forgotten, and
+/// hears what changes in them.
+async fn follow(agent: Arc<Agent>, name: String) {
+    let Some(store) = agent.stores.get(&name) else {
+        return;
+    };
+    let mut wait = RETRY_INTERVAL;
+    loop {
+        let followed = agent.clone().find(&name).await;
+        let followed = match (&followed, &store.backend) {
+            (Ok(()), Backend::Directory(_)) => {
+                *lock(&store.fault) = None;
+                return;
             }
-            StoreKind::Node | StoreKind::Kubernetes { .. } => None,
+            (Ok(()), Backend::Api(api)) => agent.hear(store, api).await,
+            (Err(_), _) => followed,
+        };
+        match followed {
+            Ok(()) => {
+                wait = RETRY_INTERVAL;
+                tokio::time::sleep(wait.mul_f64(random())).await;
+            }
+            Err(fault) => {
+                let before = lock(&store.fault).replace(fault.clone());
+                if before.as_ref() != Some(&fault) {
+                    tracing::warn!(store = name, fault, "cannot use the store; trying again");
+                }
+                // Agents that a restart of the API hit at one time do not come back at one time.
+                tokio::time::sleep(wait.mul_f64(0.5 + random())).await;
+                wait = (2 * wait).min(MAX_RETRY_INTERVAL);
+            }
+        }
+    }
+}
+
+/// From 0 to 1.
+fn random() -> f64 {
+    f64::from(u32::try_from(node::random::random64() >> 32).unwrap_or(0)) / f64::from(u32::MAX)
+}
+
+impl Agent {
+    async fn find(self: Arc<Self>, name: &str) -> Result<(), String> {
+        let Some(backend) = self.stores.get(name).map(|store| store.backend.clone()) else {
+            return Ok(());
+        };
+        let owned = name.to_owned();
+        let spaces = tokio::task::spawn_blocking(move || backend.spaces(&owned));
+        let spaces = spaces.await.map_err(|error| error.to_string())?;
+        for space in spaces.map_err(|error| error.to_string())? {
+            self.worker(&space).map_err(|failure| failure.message)?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what the API tells, until the watch ends.
+    async fn hear(&self, store: &Store, api: &Api) -> Result<(), String> {
+        api.look().await.map_err(|error| error.to_string())?;
+        *lock(&store.fault) = None;
+        let tell = |news: News| {
+            // Of another store of the API, or of a space that it does not use any more: nothing waits here.
+            if self.stores.contains_key(&news.space.store)
+                && let Ok(messages) = self.worker(&news.space)
+            {
+                let _ = messages.send(Message::News(news.subnet));
+            }
+        };
+        api.watch(tell).await.map_err(|error| error.to_string())
+    }
+
+    /// Of a node with this policy; no thread runs yet. Within a runtime.
+    #[must_use]
+    pub fn new(policy: &Policy, context: Context, client: Option<&kube::Client>) -> Self {
+        let stores = policy.stores.iter();
+        // One for all: what is known of the API is known of all stores in it.
+        let api = client.map(|client| {
+            let runtime = tokio::runtime::Handle::current();
+            Api::new(client.clone(), runtime, &context.node.name)
+        });
+        let backend = |(name, store): (&String, &node::policy::StorePolicy)| {
+            let backend = match &store.kind {
+                StoreKind::Directory(path) => Backend::Directory(Directory::new(path)),
+                StoreKind::Kubernetes => Backend::Api(api.clone()?),
+                StoreKind::Node => return None,
+            };
+            let fault = Mutex::new(Some("it has not answered yet".to_owned()));
+            Some((name.clone(), Store { backend, fault }))
         };
         Self {
             context: Arc::new(context),
@@ -171,9 +271,9 @@ impl Agent {
     /// The thread of a space; starts it if need be.
     fn worker(&self, space: &AddressSpace) -> Result<mpsc::Sender<Message>, Failure> {
         let mismatch = |why: String| Failure::new(FailureKind::Mismatch, why);
-        let Some(backend) = self.stores.get(&space.store) else {
+        let Some(Store { backend, .. }) = self.stores.get(&space.store) else {
             return Err(mismatch(format!(
-                "the agent's policy has no store {:?} with a directory; if the policy changed, restart the DaemonSet's pod",
+                "the agent's policy has no store {:?} that nodes share; if the policy changed, restart the DaemonSet's pod",
                 space.store
             )));
         };
@@ -196,7 +296,7 @@ impl Agent {
         let status = Arc::new(Mutex::new(SpaceStatus::default()));
         let (sender, messages) = mpsc::channel();
         let (context, own, backend) = (self.context.clone(), space.clone(), backend.clone());
-        let store = backend.path().to_owned();
+        let store = backend.name();
         let noted = status.clone();
         let thread = std::thread::Builder::new().name("space".to_owned());
         let thread = thread.spawn(move || {
@@ -283,6 +383,13 @@ impl Agent {
     /// Why the node may not be served, beginning with what is worst.
     fn faults(&self) -> Vec<String> {
         let mut faults: Vec<String> = lock(&self.unready).iter().cloned().collect();
+        for (name, store) in &self.stores {
+            faults.extend(
+                lock(&store.fault)
+                    .iter()
+                    .map(|fault| format!("store {name:?}: {fault}")),
+            );
+        }
         for (space, worker) in &*lock(&self.workers) {
             faults.extend(hung(worker, HANG));
             let status = lock(&worker.status);
@@ -304,6 +411,20 @@ impl Agent {
                 (labels, number(value(&lock(&worker.status))))
             };
             workers.iter().map(sample).collect()
+        };
+        let mut apis = self
+            .stores
+            .values()
+            .filter_map(|store| match &store.backend {
+                Backend::Api(api) => Some(api.counts()),
+                Backend::Directory(_) => None,
+            });
+        // All stores have one.
+        let api = apis.next();
+        let of_api = |value: fn((u64, u64)) -> u64| -> Vec<Sample> {
+            api.map(|counts| (Vec::new(), number(value(counts))))
+                .into_iter()
+                .collect()
         };
         let questions = lock(&self.questions);
         let questions = questions.iter();
@@ -337,6 +458,16 @@ impl Agent {
                 of_space(|of| of.lost),
             ),
             counter(
+                "api_requests",
+                "Requests to the Kubernetes API",
+                of_api(|(requests, _)| requests),
+            ),
+            counter(
+                "api_failures",
+                "Requests to the Kubernetes API without a good answer, conflicts included",
+                of_api(|(_, failed)| failed),
+            ),
+            counter(
                 "questions",
                 "Questions for room, by result",
                 questions.collect(),
@@ -351,8 +482,8 @@ fn hung(worker: &Worker, longer_than: Duration) -> Option<String> {
     let since = lock(&worker.status).calling?.elapsed();
     (since > longer_than).then(|| {
         format!(
-            "{} has not answered for {} s; its file server hangs, or the node is overloaded",
-            worker.store.display(),
+            "{} has not answered for {} s; it hangs, or the node is overloaded",
+            worker.store,
             since.as_secs()
         )
     })
@@ -374,7 +505,7 @@ fn work(
             "cannot read or write the files of this node; trying again"
         );
         lock(status).fault = Some(fault.clone());
-        match messages.recv_timeout(LOCK_INTERVAL) {
+        match messages.recv_timeout(RETRY_INTERVAL) {
             Ok(message) => message.refuse(Failure::new(FailureKind::TryAgain, fault)),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
@@ -503,6 +634,7 @@ mod tests {
             root: root.to_owned(),
             state_dir: root.join("state"),
             cooldown: Duration::ZERO,
+            grace: Duration::from_mins(5),
         }
     }
 
@@ -526,11 +658,12 @@ mod tests {
     #[tokio::test]
     async fn an_add_that_asks_over_the_socket_finds_its_part_in_the_file() {
         let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        Directory::new(share.path()).init().unwrap();
+        ipam::directory::init(share.path()).unwrap();
         let (stop, socket) = (CancellationToken::new(), root.path().join("agent.sock"));
         let settings = Settings {
             policy: policy(share.path()),
             context: context(root.path()),
+            client: None,
             socket: socket.clone(),
             listen: Vec::new(),
         };
@@ -561,7 +694,7 @@ mod tests {
     #[tokio::test]
     async fn questions_that_cannot_be_served_are_refused_by_their_reason() {
         let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let agent = Agent::new(&policy(share.path()), context(root.path()));
+        let agent = Agent::new(&policy(share.path()), context(root.path()), None);
         let per_node = |prefix| {
             Room::Network(node_wire::PerNode {
                 prefix,
@@ -584,7 +717,7 @@ mod tests {
             (
                 need("default", Room::Addresses(1)),
                 FailureKind::Mismatch,
-                "no store \"default\" with a directory",
+                "no store \"default\" that nodes share",
             ),
             (outside, FailureKind::Malformed, "a span is not in it"),
             (wide, FailureKind::Mismatch, "perNode: prefix 20 is shorter"),

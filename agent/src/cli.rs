@@ -1,11 +1,13 @@
 //! The command line.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Parser;
+use clap::{CommandFactory as _, Parser, Subcommand};
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use node::identity::NodeIdentity;
 use node::policy::Policy;
 use node_server::flags::{Log, NodePolicy, address};
@@ -28,6 +30,12 @@ struct Cli {
     /// Directory below which the host's proc, etc and run are found
     #[arg(long, value_name = "DIR", env = "RDMA_HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
+    /// Kubeconfig, in tests [default: the pod's service account]
+    #[arg(long, value_name = "FILE", hide = true)]
+    kubeconfig: Option<PathBuf>,
+    /// How long a part of a node that is gone is marked before it is taken; shorter in tests
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, hide = true)]
+    grace: u64,
     /// Socket on which ADDs ask for room
     #[arg(
         long,
@@ -47,25 +55,57 @@ struct Cli {
     metrics_addr: Vec<SocketAddr>,
     #[command(flatten)]
     log: Log,
+    #[command(subcommand)]
+    command: Option<Command>,
 }
 
-/// The command line, for manual pages and completions.
-#[must_use]
-pub fn command() -> clap::Command {
-    <Cli as clap::CommandFactory>::command()
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write manual pages and completions to a directory
+    #[command(hide = true)]
+    Pages {
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     cli.log.start();
-    match serve(cli) {
+    let ended = match &cli.command {
+        Some(Command::Pages { directory }) => {
+            let pages = node_server::pages::write(Cli::command(), directory);
+            pages.with_context(|| format!("write pages to {}", directory.display()))
+        }
+        None => serve(cli),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// The client of the API that the policy's stores are in.
+async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
+    let config = match kubeconfig {
+        Some(path) => {
+            let file = Kubeconfig::read_from(path)
+                .with_context(|| format!("read {}", path.display()))?;
+            let options = KubeConfigOptions::default();
+            kube::Config::from_custom_kubeconfig(file, &options)
+                .await
+                .with_context(|| format!("use {}", path.display()))?
+        }
+        None => kube::Config::incluster().context(
+            "no Kubernetes API, which the policy's stores are in; run this program in a pod that has a service \
+             account's token",
+        )?,
+    };
+    kube::Client::try_from(config).context("use the credentials of the Kubernetes API")
 }
 
 fn serve(cli: Cli) -> anyhow::Result<()> {
@@ -91,7 +131,12 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
             node = node.name,
             "the agent of this node starts"
         );
+        let client = match policy.uses_kubernetes() {
+            true => Some(client(cli.kubeconfig.as_deref()).await?),
+            false => None,
+        };
         let settings = Settings {
+            client,
             context: Context {
                 node: ThisNode {
                     name: node.name,
@@ -100,6 +145,7 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
                 root: cli.host_root,
                 state_dir: policy.state_dir.clone(),
                 cooldown: policy.ipam.cooldown,
+                grace: Duration::from_secs(cli.grace),
             },
             policy,
             socket: cli.socket,

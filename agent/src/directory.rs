@@ -10,21 +10,20 @@
 //! nothing by itself, and no rename or lock does on a share. The winner removes the files below the one
 //! before its own. Nothing here reads a clock.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use ipam::block::AddressSpace;
+use ipam::space::AddressSpace;
 use ipam::subnet::{Document, subnet_of};
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use node::random::random64;
-use serde::{Deserialize, Serialize};
 
-/// The file that says that a directory is one of ours.
-pub const FORMAT_FILE: &str = "FORMAT";
-const FORMAT: u64 = 1;
+use crate::backend::{Read, Swap};
+
 /// A document of 256 parts, each with four wants, is shorter.
 const MAX_BYTES: u64 = 1 << 20;
 /// How often a list that is old by the time its file is opened is read again.
@@ -33,22 +32,6 @@ const MAX_LISTS: usize = 8;
 /// A directory of documents.
 #[derive(Debug, Clone)]
 pub struct Directory(PathBuf);
-
-/// A document as it was read, and its version; 0 before there is a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Read {
-    pub document: Document,
-    pub version: u64,
-}
-
-/// What became of a compare-and-swap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Swap {
-    /// The document has this version now.
-    Won(u64),
-    /// Another writer changed the document. It may have gone on from this change.
-    Lost,
-}
 
 /// Why a document cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -61,11 +44,6 @@ pub enum DirectoryError {
     },
     #[error("{}: {why}", path.display())]
     Wrong { path: PathBuf, why: String },
-}
-
-#[derive(Serialize, Deserialize)]
-struct FormatFile {
-    format: u64,
 }
 
 fn failed(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DirectoryError {
@@ -88,49 +66,6 @@ impl Directory {
         &self.0
     }
 
-    /// Makes an existing directory one of ours. Done before, it does nothing.
-    ///
-    /// # Errors
-    /// It cannot be written, or it is one of another format.
-    pub fn init(&self) -> Result<(), DirectoryError> {
-        let path = self.0.join(FORMAT_FILE);
-        let text = format!("{{\"format\": {FORMAT}}}\n");
-        match node::file::create(&path, text) {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(failed("make", &path)(error));
-            }
-            _ => {}
-        }
-        sync(&self.0)?;
-        self.check()
-    }
-
-    /// # Errors
-    /// The directory is not one of ours, as the mount point of a share that is not mounted.
-    pub fn check(&self) -> Result<(), DirectoryError> {
-        let path = self.0.join(FORMAT_FILE);
-        let wrong = |why: String| DirectoryError::Wrong {
-            path: path.clone(),
-            why,
-        };
-        let text = match read_file(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let why = "there is no such file: mount the share; or prepare the directory, once for \
-                           all nodes: rdmactl addresses init";
-                return Err(wrong(why.to_owned()));
-            }
-            text => text.map_err(failed("read", &path))?,
-        };
-        let format: FormatFile =
-            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-        match format.format {
-            FORMAT => Ok(()),
-            other => Err(wrong(format!(
-                "it has format {other}, this program knows {FORMAT}: install all programs of one release"
-            ))),
-        }
-    }
-
     fn space(&self, space: &AddressSpace) -> PathBuf {
         // Nodes may call the store differently.
         self.0.join(match &space.network_name {
@@ -142,6 +77,24 @@ impl Directory {
     fn subnet(&self, space: &AddressSpace, subnet: IpNetwork) -> PathBuf {
         let name = format!("{}-{}", subnet.network(), subnet.prefix());
         self.space(space).join(name)
+    }
+
+    /// The spaces of which there is a directory.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn spaces(&self, store: &str) -> Result<Vec<AddressSpace>, DirectoryError> {
+        let entries = fs::read_dir(&self.0).map_err(failed("list", &self.0))?;
+        let mut spaces = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(failed("list", &self.0))?.file_name();
+            let name = name.to_str().unwrap_or_default();
+            let network_name = name.strip_prefix("net.");
+            if name == "default" || network_name.is_some_and(node::identity::is_name) {
+                spaces.push(AddressSpace::new(store, network_name));
+            }
+        }
+        Ok(spaces)
     }
 
     /// The subnets of a space that have a document, in no order.
@@ -174,11 +127,7 @@ impl Directory {
         let directory = self.subnet(space, subnet);
         for _ in 0..MAX_LISTS {
             let Some(version) = epochs(&directory)?.pop() else {
-                let name = space.network_name.as_deref().unwrap_or_default();
-                return Ok(Read {
-                    document: Document::empty(&space.store, name, subnet),
-                    version: 0,
-                });
+                return Ok(Read::none(space, subnet));
             };
             let path = directory.join(version.to_string());
             let text = match read_file(&path) {
@@ -193,7 +142,11 @@ impl Directory {
                 Err(error) => return Err(failed("read", &path)(error)),
             };
             return match parse(&text, space, subnet) {
-                Ok(document) => Ok(Read { document, version }),
+                Ok(document) => Ok(Read {
+                    document,
+                    version,
+                    labels: BTreeMap::new(),
+                }),
                 Err(why) => Err(DirectoryError::Wrong { path, why }),
             };
         }
@@ -330,7 +283,7 @@ mod tests {
     fn made() -> (tempfile::TempDir, Directory) {
         let place = tempfile::tempdir().unwrap();
         let directory = Directory::new(place.path());
-        directory.init().unwrap();
+        ipam::directory::init(place.path()).unwrap();
         (place, directory)
     }
 
@@ -433,7 +386,7 @@ mod tests {
     #[test]
     fn what_is_not_ours_is_refused_by_its_path() {
         let (place, directory) = made();
-        directory.init().unwrap();
+        ipam::directory::init(place.path()).unwrap();
         let path = place.path().join("net.blue/10.56.3.0-24");
         fs::create_dir_all(&path).unwrap();
         for (text, why) in [
@@ -451,11 +404,19 @@ mod tests {
             let error = directory.read(&space(), subnet()).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("/7"), "{error}");
         }
-        fs::write(place.path().join(FORMAT_FILE), r#"{"format": 2}"#).unwrap();
-        let error = directory.check().unwrap_err().to_string();
+        fs::write(
+            place.path().join(ipam::directory::FORMAT_FILE),
+            r#"{"format": 2}"#,
+        )
+        .unwrap();
+        let error = ipam::directory::check(place.path())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("format 2, this program knows 1"), "{error}");
-        fs::remove_file(place.path().join(FORMAT_FILE)).unwrap();
-        let error = directory.check().unwrap_err().to_string();
+        fs::remove_file(place.path().join(ipam::directory::FORMAT_FILE)).unwrap();
+        let error = ipam::directory::check(place.path())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("rdmactl addresses init"), "{error}");
     }
 }

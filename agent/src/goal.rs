@@ -1,5 +1,6 @@
 //! What ADDs of this node wait for: room of a range.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use ipam::range::Range;
@@ -57,6 +58,8 @@ pub struct Goal {
     pub id: String,
     /// Parts that can be asked, found in this pass.
     pub candidates: Vec<Candidate>,
+    /// Subnets without a free address, once that was asked.
+    pub full: Option<BTreeSet<IpNetwork>>,
     pub lost: u32,
     pub due: Instant,
     /// When it is dropped.
@@ -78,6 +81,7 @@ impl Goal {
             phase: Self::first_phase(room),
             id,
             candidates: Vec::new(),
+            full: None,
             lost: 0,
             due: now,
             until: now,
@@ -147,6 +151,7 @@ impl Goal {
     fn restart(&mut self) {
         self.phase = Self::first_phase(self.room);
         self.candidates.clear();
+        self.full = None;
         self.lost = 0;
         self.lingering = 0;
         self.fault = None;

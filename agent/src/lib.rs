@@ -2,7 +2,7 @@
 //! gives them back. ADDs lease from what it writes to the file `owned`, and ask it for room only when
 //! that is used up.
 //!
-//! - [`directory`]: documents in a shared directory;
+//! - [`backend`]: where documents are: [`directory`], files of a shared directory; [`mod@api`], objects of the Kubernetes API;
 //! - [`decide`]: what to do about a document, decided on plain data;
 //! - [`space`]: one space: its questions first, then its documents;
 //! - [`agent`]: the program: a thread for each space, the socket, the pages;
@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod api;
 pub mod backend;
 pub mod cli;
 pub mod decide;

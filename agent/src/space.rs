@@ -15,25 +15,22 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipam::block::AddressSpace;
 use ipam::leases::{Leases, since_boot};
 use ipam::owned::{self, Owned};
 use ipam::range::Range;
+use ipam::space::AddressSpace;
 use ipam::subnet::{Change, Changed, Document, change, piece, subnet_of};
 use ipnetwork::IpNetwork;
 use node::random::random64;
 use node_wire::{Failure, FailureKind, PartsChange, PartsChanged, Room};
 use tokio::sync::oneshot;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError, Pace, Read, Swap};
 use crate::decide::{self, Busy, Decision, History, Ids, Inputs, Mode, ThisNode};
-use crate::directory::{Read, Swap};
 use crate::goal::{Goal, Phase, Waiting};
 
-/// How often a document of the node is read: who asks for room in it has it within ten seconds.
-const LOOK_INTERVAL: Duration = Duration::from_secs(8);
-/// The same while somebody asks for room in it.
-const URGENT_INTERVAL: Duration = Duration::from_secs(2);
+/// A space's thread sleeps no longer.
+const MAX_SLEEP: Duration = Duration::from_secs(8);
 /// How long to wait after a failure of the store.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an old document is not believed.
@@ -49,6 +46,8 @@ pub struct Context {
     pub root: PathBuf,
     pub state_dir: PathBuf,
     pub cooldown: Duration,
+    /// How long a part of a node that is gone is marked before it is taken; shorter in tests.
+    pub grace: Duration,
 }
 
 /// How a space is doing, for pages. Written by its thread, read by others.
@@ -71,6 +70,8 @@ pub struct SpaceStatus {
 #[derive(Debug)]
 pub enum Message {
     Room(Range, Room, Waiting),
+    /// Something in the document of a subnet waits for this node, or has come.
+    News(IpNetwork),
     Parts(PartsChange, oneshot::Sender<Result<PartsChanged, Failure>>),
 }
 
@@ -78,6 +79,7 @@ impl Message {
     pub fn refuse(self, failure: Failure) {
         match self {
             Self::Room(_, _, waiting) => drop(waiting.reply.send(Err(failure))),
+            Self::News(_) => {}
             Self::Parts(_, reply) => drop(reply.send(Err(failure))),
         }
     }
@@ -97,10 +99,16 @@ pub struct Space {
     goals: Vec<Goal>,
     /// When each document is read next.
     watched: BTreeMap<IpNetwork, Instant>,
+    /// Documents in which others ask, as they were read last, where changes are told.
+    asked: BTreeMap<IpNetwork, Read>,
     /// When the documents are listed that may name this node, until that is done.
     list_due: Option<Instant>,
     pending: BTreeSet<String>,
     restored: BTreeMap<IpNetwork, Instant>,
+    /// When each mark of a node that is gone was seen first.
+    marks: BTreeMap<(IpNetwork, Option<String>), Instant>,
+    /// When each other node was asked for, and why it is gone, if it is.
+    nodes: BTreeMap<String, (Instant, Option<String>)>,
     status: Arc<Mutex<SpaceStatus>>,
 }
 
@@ -141,9 +149,12 @@ impl Space {
             leases,
             history: History::default(),
             goals: Vec::new(),
+            asked: BTreeMap::new(),
             list_due: Some(now),
             pending: BTreeSet::new(),
             restored: BTreeMap::new(),
+            marks: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             status,
         })
     }
@@ -165,6 +176,14 @@ impl Space {
                 let at = known.unwrap_or(self.goals.len() - 1);
                 if let Some(goal) = self.goals.get_mut(at) {
                     goal.wait(waiting, now);
+                }
+            }
+            Message::News(subnet) => {
+                self.asked.remove(&subnet);
+                self.watched.insert(subnet, now);
+                let asks = |goal: &&mut Goal| matches!(goal.phase, Phase::Ask(_));
+                for goal in self.goals.iter_mut().filter(asks) {
+                    goal.due = goal.due.min(now);
                 }
             }
             Message::Parts(change, reply) => {
@@ -202,9 +221,12 @@ impl Space {
         }
         let due = self.watched.iter().find(|(_, due)| **due <= now);
         if let Some((subnet, _)) = due.map(|(subnet, due)| (*subnet, *due)) {
-            self.watched.insert(subnet, now + LOOK_INTERVAL);
+            self.watched.insert(subnet, now + self.pace().look);
             // The fault is in the status.
-            let _ = self.visit(subnet, Mode::Usual, now);
+            let _ = match self.asked.remove(&subnet) {
+                Some(read) => self.settle(read, Mode::Usual, now),
+                None => self.visit(subnet, Mode::Usual, now),
+            };
             return Duration::ZERO;
         }
         let goals = self
@@ -221,8 +243,8 @@ impl Space {
         let all = goals.chain(deadlines).chain(looks);
         let next = all
             .min()
-            .map_or(LOOK_INTERVAL, |next| next.saturating_duration_since(now));
-        next.min(LOOK_INTERVAL)
+            .map_or(MAX_SLEEP, |next| next.saturating_duration_since(now));
+        next.min(MAX_SLEEP)
     }
 
     /// Whether nothing of this node is in the space.
@@ -239,15 +261,21 @@ impl Space {
         }
     }
 
+    fn pace(&self) -> Pace {
+        self.backend.pace()
+    }
+
+    /// Whether the document of a subnet is older than one that was read before.
+    fn is_restored(&self, subnet: IpNetwork) -> bool {
+        self.restored.contains_key(&subnet) || self.backend.is_restored()
+    }
+
     fn note(&self, note: impl FnOnce(&mut SpaceStatus)) {
         note(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Calls the store, which may hang.
-    fn call<T, E: ToString>(
-        &self,
-        call: impl FnOnce(&Backend) -> Result<T, E>,
-    ) -> Result<T, Fault> {
+    fn call<T>(&self, call: impl FnOnce(&Backend) -> Result<T, BackendError>) -> Result<T, Fault> {
         self.note(|status| status.calling = Some(Instant::now()));
         #[cfg(test)]
         tests::kill::point()?;
@@ -266,7 +294,7 @@ impl Space {
     }
 
     fn list(&mut self, now: Instant) {
-        let subnets = self.call(|backend| backend.subnets(&self.space));
+        let subnets = self.call(|backend| backend.subnets(&self.space, &self.context.node.name));
         self.list_due = subnets.is_err().then(|| now + RETRY_INTERVAL);
         for subnet in subnets.into_iter().flatten() {
             self.watched.entry(subnet).or_insert(now);
@@ -299,6 +327,7 @@ impl Space {
 
     /// Reads a document and does what follows from it. Returns it as it is afterwards.
     fn visit(&mut self, subnet: IpNetwork, mode: Mode, now: Instant) -> Result<Read, Fault> {
+        self.asked.remove(&subnet);
         let read = self.call(|backend| backend.read(&self.space, subnet))?;
         self.settle(read, mode, now)
     }
@@ -319,24 +348,22 @@ impl Space {
                 }
             }
             let interval = match decision.is_urgent {
-                true => URGENT_INTERVAL,
-                false => LOOK_INTERVAL,
+                true => self.pace().urgent,
+                false => self.pace().look,
             };
             match decision.is_watched {
                 true => self.watched.insert(subnet, now + interval),
                 false => self.watched.remove(&subnet),
             };
             if next == read.document {
+                if decision.is_urgent && self.pace().is_told {
+                    self.asked.insert(subnet, read.clone());
+                }
                 return Ok(read);
             }
             let news: Vec<String> = decision.changes.iter().filter_map(new_id).collect();
-            match self.swap(&read, next.clone(), news)? {
-                Some(version) => {
-                    read = Read {
-                        document: next,
-                        version,
-                    }
-                }
+            match self.swap(&read, next, news)? {
+                Some(written) => read = written,
                 None => {
                     let wait = decide::backoff(0, random64());
                     self.watched.insert(subnet, now + wait);
@@ -346,20 +373,20 @@ impl Space {
         }
     }
 
-    /// Makes a compare-and-swap, by which the node may get parts with these IDs; the new version.
+    /// Makes a compare-and-swap, by which the node may get parts with these IDs; the document afterwards.
     fn swap(
         &mut self,
         read: &Read,
         next: Document,
         ids: Vec<String>,
-    ) -> Result<Option<u64>, Fault> {
+    ) -> Result<Option<Read>, Fault> {
         // Before the attempt: if its answer is lost, they are asked for.
         self.pending.extend(ids.iter().cloned());
         self.watched.insert(next.subnet, Instant::now());
-        match self.call(|backend| backend.swap(&self.space, read.version, &next))? {
+        match self.call(|backend| backend.swap(&self.space, read, &next))? {
             Swap::Won(version) => {
                 self.note(|status| status.writes += 1);
-                Ok(Some(version))
+                Ok(Some(self.backend.written(&self.space, read, next, version)))
             }
             // Perhaps another node went on from it, so they stay asked for.
             Swap::Lost => {
@@ -377,7 +404,7 @@ impl Space {
         let subnet = read.document.subnet;
         let (context, space, leases) = (self.context.clone(), &self.space, &self.leases);
         let (pending, history, ids) = (&self.pending, &mut self.history, &mut self.ids);
-        let restored = &mut self.restored;
+        let (restored, is_store_restored) = (&mut self.restored, self.backend.is_restored());
         let time = jiff::Timestamp::now().to_string();
         let decided = owned::change(leases, &context.state_dir, space, |owned, leased| {
             let uses = leased.of(subnet).map_err(|error| error.to_string())?;
@@ -391,7 +418,7 @@ impl Space {
             }
             // Also while its versions catch up.
             restored.retain(|_, since| now.saturating_duration_since(*since) < RESTORED_REST);
-            let is_restored = restored.contains_key(&subnet);
+            let is_restored = is_store_restored || restored.contains_key(&subnet);
             let decision = decide::decide(
                 &Inputs {
                     node: &context.node,

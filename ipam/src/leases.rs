@@ -43,7 +43,7 @@ pub use name::{LeaseSpace, Use};
 pub use ranges::{Noted, Pool};
 pub use take::{AddressRequest, Order, Ownership, Refused};
 
-use crate::block::AddressSpace;
+use crate::space::AddressSpace;
 use crate::lease::{self, Lease, Record};
 use dir::{Dir, Inode};
 use ipnetwork::IpNetwork;

@@ -7,7 +7,7 @@
 //! part out of it sees every lease in that part, and no ADD leases from it afterwards. A change is
 //! synced after the lock is let go. A file that cannot be synced is removed: no file, no parts.
 
-use crate::block::AddressSpace;
+use crate::space::AddressSpace;
 use crate::leases::{LeaseError, Leased, Leases};
 use crate::range::{Range, gateway_in};
 use ipnetwork::IpNetwork;

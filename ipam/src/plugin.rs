@@ -253,7 +253,6 @@ impl Plugin {
         let leases = self.leases_if_any().map_err(unavailable)?;
         let holder = self.anybody(request);
         let order = add::order(&config, &holder, &[], self.rules().cooldown);
-        let order = supply.without_static(order);
         supply.check(&order, leases.as_ref()).map_err(failed)
     }
 
@@ -324,7 +323,7 @@ impl Plugin {
             if matches!(kind, None | Some(StoreKind::Node)) || owned.contains_key(&key) {
                 continue;
             }
-            let space = crate::block::AddressSpace::new(&key.0, key.1.as_deref());
+            let space = crate::space::AddressSpace::new(&key.0, key.1.as_deref());
             owned.insert(key, Owned::read(&self.policy.state_dir, &space)?);
         }
         let node = self.node.clone();

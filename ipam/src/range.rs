@@ -13,7 +13,7 @@ mod span;
 pub use per_node::gateway_in;
 pub use span::Span;
 
-use crate::block::{Blocks, network_around};
+use crate::space::{longest, network_around};
 use ipnetwork::IpNetwork;
 use node::policy::Profile;
 use node_wire::PerNode;
@@ -42,7 +42,7 @@ pub struct Spec<'a> {
 }
 
 /// Of so many networks of nodes one with an address for a pod is searched, for an example.
-const MOST_TRIED: u128 = 64;
+const MOST_TRIED: usize = 64;
 
 /// A range that was checked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -173,7 +173,7 @@ impl Range {
         Ok(Self { per_node, ..self })
     }
 
-    /// How it is divided, if not into blocks.
+    /// How it is divided among nodes, if it is.
     #[must_use]
     pub fn per_node(&self) -> Option<PerNode> {
         self.per_node
@@ -296,9 +296,16 @@ impl Range {
         let Some(per_node) = self.per_node else {
             return self.lowest();
         };
-        let networks = Blocks::cut(self.subnet.is_ipv4(), &self.spans, per_node.prefix, &[]);
-        let mut first = (0..MOST_TRIED).filter_map(|number| networks.nth(number));
-        first.find_map(|network| self.within(&[network]).lowest())
+        let v4 = self.subnet.is_ipv4();
+        let host_bits = u32::from(longest(v4).checked_sub(per_node.prefix)?);
+        let number = |address: u128| address.checked_shr(host_bits).unwrap_or(0);
+        let spans = self.spans.iter();
+        let numbers = spans.flat_map(|span| number(span.first)..=number(span.last));
+        let mut networks = numbers.take(MOST_TRIED).filter_map(|number| {
+            let first = number.checked_shl(host_bits).unwrap_or(0);
+            IpNetwork::new(from_bits(v4, first), per_node.prefix).ok()
+        });
+        networks.find_map(|network| self.within(&[network]).lowest())
     }
 
     /// Whether `address` may be given on explicit request: any host address of

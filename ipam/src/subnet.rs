@@ -18,7 +18,7 @@ mod explore;
 #[cfg(test)]
 mod tests;
 
-use crate::block::{network_around, overlap};
+use crate::space::{network_around, overlap};
 use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

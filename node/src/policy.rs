@@ -115,40 +115,9 @@ pub enum StoreKind {
     /// The same with a `directory`: the nodes that mount it. Its documents say which node owns which
     /// addresses.
     Directory(PathBuf),
-    /// `"type": "kubernetes"`: the nodes of the cluster. Its API says which node has which
-    /// block of addresses.
-    Kubernetes {
-        /// `blocks`: how long a block is.
-        blocks: BlockLength,
-        /// `static`: networks that are not cut into blocks. Their
-        /// addresses are given on request only, each to any node by itself.
-        static_networks: Vec<IpNetwork>,
-        /// `after.whereabouts`: the namespace of whereabouts' objects, where networks used whereabouts
-        /// before. Addresses that are leased there are not leased here until those leases end.
-        after: Option<String>,
-    },
-}
-
-/// Prefix lengths of the blocks that a range is cut into; a file says them in addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct BlockLength {
-    /// Of IPv4 addresses, 16 to 32.
-    #[serde(deserialize_with = "read::block_length::<_, 32>")]
-    pub ipv4: u8,
-    /// Of IPv6 addresses, 112 to 128.
-    #[serde(deserialize_with = "read::block_length::<_, 128>")]
-    pub ipv6: u8,
-}
-
-impl Default for BlockLength {
-    /// 16 addresses of IPv4, 64 of IPv6.
-    fn default() -> Self {
-        Self {
-            ipv4: 28,
-            ipv6: 122,
-        }
-    }
+    /// `"type": "kubernetes"`: the nodes of the cluster. Documents in its API say which node owns which
+    /// addresses.
+    Kubernetes,
 }
 
 /// Which ranges and network names a store may be used for.
@@ -437,14 +406,11 @@ impl Policy {
         }
     }
 
-    /// The names of the stores of type `kubernetes`.
+    /// Whether a store is of type `kubernetes`.
     #[must_use]
-    pub fn kubernetes_stores(&self) -> Vec<String> {
-        let stores = self.stores.iter();
-        stores
-            .filter(|(_, store)| matches!(store.kind, StoreKind::Kubernetes { .. }))
-            .map(|(name, _)| name.clone())
-            .collect()
+    pub fn uses_kubernetes(&self) -> bool {
+        let mut stores = self.stores.values();
+        stores.any(|store| store.kind == StoreKind::Kubernetes)
     }
 
     /// The node's name: `node` of the policy, else `RDMA_NODE_NAME` (given by

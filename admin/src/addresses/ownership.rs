@@ -10,7 +10,6 @@ use ipnetwork::IpNetwork;
 use node::policy::StoreKind;
 use node_wire::client;
 use node_wire::{PartsChange, PartsChanged, PartsQuestion};
-use rdma_agent::directory::Directory;
 use serde_json::json;
 
 use super::Scope;
@@ -29,7 +28,7 @@ pub(super) fn init(scope: &Scope<'_>) -> Ended {
             scope.store
         );
     };
-    Directory::new(directory).init()?;
+    ipam::directory::init(directory)?;
     scope.global.say(json!({"directory": directory}), || {
         format!("{} is for all nodes that mount it\n", directory.display())
     });

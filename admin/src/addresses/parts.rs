@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ipam::block::{AddressSpace, size};
+use ipam::space::{AddressSpace, size};
 use ipam::leases::{LeaseError, Leases, Use, since_boot};
 use ipam::owned::{self, Owned, OwnedPart};
 use ipam::plugin::Plugin;

@@ -13,10 +13,8 @@ use super::decide::{Mode, Options, PlanPool};
 use super::read::{PlanHca, PlanNode};
 use crate::documents::put;
 
-/// Addresses of a node's block in a store of type `kubernetes`, of IPv4 and of IPv6.
-const BLOCKS: [usize; 2] = [16, 64];
-/// A range of fewer blocks is leased by single addresses.
-const MIN_BLOCKS: usize = 16;
+/// Pods of a node on one rail of a shared pool, for which there are addresses.
+const SHARED_PODS: usize = 16;
 
 /// A `NetworkAttachmentDefinition`.
 #[derive(Debug)]
@@ -260,10 +258,8 @@ fn check_size(
 ) -> anyhow::Result<()> {
     let width: u8 = if slice.is_ipv4() { 32 } else { 128 };
     let nodes = pool.nodes.len();
-    let [of_ipv4, of_ipv6] = BLOCKS;
-    let block = if slice.is_ipv4() { of_ipv4 } else { of_ipv6 };
     let units = match pool.mode {
-        Mode::Shared => block,
+        Mode::Shared => SHARED_PODS,
         _ => pool.most_on_rail,
     };
     let needed = match options.per_node_prefix {
@@ -277,9 +273,6 @@ fn check_size(
                 width - spare
             );
             prefix.saturating_sub(log2(nodes))
-        }
-        None if width - slice.prefix() >= log2(block * MIN_BLOCKS) => {
-            width.saturating_sub(log2(nodes * units.next_multiple_of(block)))
         }
         None => width.saturating_sub(log2(nodes * units + 2)),
     };

@@ -66,7 +66,7 @@ impl Space {
             }
             PartsChange::ReleaseNode(node) => {
                 let subnets = self
-                    .call(|backend| backend.subnets(&self.space))
+                    .call(|backend| backend.subnets(&self.space, node))
                     .map_err(fault)?;
                 let mut changed = PartsChanged::default();
                 for subnet in subnets {

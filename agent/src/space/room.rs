@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ipam::block::single;
 use ipam::owned::{self, OwnedPart};
+use ipam::range::Range;
 use ipam::range::gateway_in;
+use ipam::space::single;
 use ipam::subnet::{
-    Change, Changed, Document, Holder, Refused, Want, Wanted, change, claim_size, subnet_of,
-    subnets,
+    Change, Changed, Document, Holder, Over, Part, Refused, Want, Wanted, change, claim_size,
+    piece, subnet_of, subnets,
 };
 use ipnetwork::IpNetwork;
 use node::random::random64;
@@ -16,13 +17,14 @@ use node_wire::{FailureKind, Room};
 
 use super::{Fault, RETRY_INTERVAL, Space};
 use crate::decide::{self, Candidate, MAX_ASKED, Mode, WANT_LIMIT};
-use crate::directory::Read;
 use crate::goal::{Asking, Goal, Phase};
 
-/// How often a claimant reads documents in which it asked for room.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long the first nodes that were asked are waited for, before others are asked, too.
 const ROUND: Duration = Duration::from_secs(10);
+/// How many nodes are asked for at once whether they are gone.
+const MAX_NODES: usize = 16;
+/// How long an answer to that is believed.
+const NODE_REST: Duration = Duration::from_mins(1);
 
 /// What became of an attempt to claim.
 enum Attempt {
@@ -45,8 +47,7 @@ impl Space {
         if let Some((piece, _)) = unconfirmed {
             let subnet = subnet_of(piece.ip());
             self.visit(subnet, Mode::Usual, now)?;
-            let is_restored = self.restored.contains_key(&subnet);
-            match is_restored {
+            match self.is_restored(subnet) {
                 true => return Err(format!("the document of {subnet} is older than before")),
                 false => return Ok(()),
             }
@@ -99,7 +100,9 @@ impl Space {
             Phase::Scan(left) => {
                 let subnet = match left {
                     None => {
-                        let all = self.call(|backend| backend.subnets(&self.space))?;
+                        let all = self.call(|backend| {
+                            backend.subnets(&self.space, &self.context.node.name)
+                        })?;
                         let inside = |subnet: &IpNetwork| goal.range.size_within(*subnet) > 0;
                         *left = Some(all.into_iter().filter(inside).collect());
                         return Ok(());
@@ -113,14 +116,23 @@ impl Space {
                 Ok(())
             }
             Phase::Claim(at) => {
-                let subnet = match goal.room {
-                    Room::Exact(address) => (*at == 0).then(|| subnet_of(address)),
-                    _ => subnets(&goal.range, &self.context.node.name).nth(*at),
+                if *at == self.pace().reads && goal.full.is_none() {
+                    goal.full = Some(self.call(|backend| backend.full(&self.space))?);
+                }
+                let is_full = |subnet: &IpNetwork| {
+                    goal.full.as_ref().is_some_and(|full| full.contains(subnet))
                 };
-                let Some(subnet) = subnet else {
-                    self.ask_others(goal, missing, own, now);
-                    return Ok(());
+                let next = match goal.room {
+                    Room::Exact(address) => (*at == 0).then(|| (0, subnet_of(address))),
+                    _ => subnets(&goal.range, &self.context.node.name)
+                        .enumerate()
+                        .skip(*at)
+                        .find(|(_, subnet)| !is_full(subnet)),
                 };
+                let Some((number, subnet)) = next else {
+                    return self.ask_others(goal, missing, own, now);
+                };
+                *at = number;
                 match self.claim(goal, subnet, missing, own, now)? {
                     Attempt::Again => {}
                     Attempt::NoRoom(document) => {
@@ -133,7 +145,7 @@ impl Space {
                         };
                     }
                     Attempt::Refused(refused, document) => {
-                        self.refused(goal, &refused, &document, now)
+                        self.refused(goal, &refused, &document, now)?;
                     }
                 }
                 Ok(())
@@ -178,7 +190,7 @@ impl Space {
         if self.owned()?.parts != before {
             return Ok(Attempt::Again);
         }
-        if self.restored.contains_key(&subnet) {
+        if self.is_restored(subnet) {
             return Ok(Attempt::NoRoom(Document::empty("", "", subnet)));
         }
         let size = self.size(goal, missing, own);
@@ -191,19 +203,28 @@ impl Space {
             }
         };
         let by = self.holder(&goal.id);
-        match change(&read.document, &Change::Claim { by, what }) {
+        let mut wanted = Change::Claim { by, what };
+        let made = match change(&read.document, &wanted) {
+            Err(Refused::NoRoom { .. } | Refused::Held { .. }) => {
+                if let Some(take) = self.part_to_take(&read.document, &goal.range, now)? {
+                    if let Change::Take { by, .. } = &take {
+                        goal.id.clone_from(&by.id);
+                    }
+                    wanted = take;
+                }
+                change(&read.document, &wanted)
+            }
+            made => made,
+        };
+        match made {
             Ok(Changed {
                 document: Some(next),
                 ..
             }) => {
-                match self.swap(&read, next.clone(), vec![goal.id.clone()])? {
-                    Some(version) => {
+                match self.swap(&read, next, vec![goal.id.clone()])? {
+                    Some(written) => {
                         goal.lost = 0;
-                        let read = Read {
-                            document: next,
-                            version,
-                        };
-                        self.settle(read, Mode::Usual, now)?;
+                        self.settle(written, Mode::Usual, now)?;
                         goal.id = self.ids.new_id();
                     }
                     None => {
@@ -225,7 +246,8 @@ impl Space {
     fn size(&self, goal: &Goal, missing: u64, own: u128) -> u16 {
         let missing = u16::try_from(missing.min(64)).unwrap_or(64);
         let missing = missing.checked_next_power_of_two().unwrap_or(64);
-        claim_size(goal.range.size(), None, own).max(missing)
+        let nodes = (own == 0).then(|| self.backend.nodes()).flatten();
+        claim_size(goal.range.size(), nodes, own).max(missing)
     }
 
     pub(super) fn holder(&self, id: &str) -> Holder {
@@ -236,7 +258,13 @@ impl Space {
     }
 
     /// A certain address is another's.
-    fn refused(&mut self, goal: &mut Goal, refused: &Refused, document: &Document, now: Instant) {
+    fn refused(
+        &mut self,
+        goal: &mut Goal,
+        refused: &Refused,
+        document: &Document,
+        now: Instant,
+    ) -> Result<(), Fault> {
         match refused {
             Refused::Held { part, node } if *node != self.context.node.name => {
                 let mut found = decide::candidates(document, &self.context.node.name, &goal.range);
@@ -245,7 +273,7 @@ impl Space {
                     one.among = (address, address);
                 }
                 goal.candidates = found;
-                self.ask_others(goal, 1, 0, now);
+                return self.ask_others(goal, 1, 0, now);
             }
             Refused::Held { .. } | Refused::Stale { .. } => {
                 goal.fault = Some(format!("{refused}; try again"));
@@ -253,12 +281,20 @@ impl Space {
             }
             _ => goal.fail(FailureKind::HeldByAnotherNode, &refused.to_string(), now),
         }
+        Ok(())
     }
 
     /// No subnet of the range has a free piece.
-    fn ask_others(&mut self, goal: &mut Goal, missing: u64, own: u128, now: Instant) {
+    fn ask_others(
+        &mut self,
+        goal: &mut Goal,
+        missing: u64,
+        own: u128,
+        now: Instant,
+    ) -> Result<(), Fault> {
         let range = goal.range.subnet();
-        let mut next = std::mem::take(&mut goal.candidates);
+        let next = std::mem::take(&mut goal.candidates);
+        let mut next = self.without_gone(next, now)?;
         if next.is_empty() || matches!(goal.room, Room::Network(_)) {
             let why = match goal.room {
                 Room::Network(of) => format!("{range} has no free network of length {}", of.prefix),
@@ -268,8 +304,9 @@ impl Space {
                     goal.range.size()
                 ),
             };
-            let mut restored = self.restored.keys();
-            match restored.find(|subnet| goal.range.size_within(**subnet) > 0) {
+            let name = &self.context.node.name;
+            let mut all = subnets(&goal.range, name).take(self.pace().reads);
+            match all.find(|subnet| self.is_restored(*subnet)) {
                 None => goal.fail(FailureKind::Exhausted, &why, now),
                 Some(subnet) => {
                     let why = format!(
@@ -279,7 +316,7 @@ impl Space {
                     goal.fail(FailureKind::TryAgain, &why, now);
                 }
             }
-            return;
+            return Ok(());
         }
         decide::order(&mut next, &self.context.node.name);
         // The next one is the last.
@@ -292,6 +329,104 @@ impl Space {
             asked: Vec::new(),
             poll: 0,
         }));
+        Ok(())
+    }
+
+    /// Those whose nodes are there. The parts of the others are marked, to be taken later.
+    fn without_gone(
+        &mut self,
+        candidates: Vec<Candidate>,
+        now: Instant,
+    ) -> Result<Vec<Candidate>, Fault> {
+        let mut asked = BTreeSet::new();
+        let mut there = Vec::new();
+        for one in candidates {
+            if !asked.contains(&one.node) && asked.len() >= MAX_NODES {
+                there.push(one);
+                continue;
+            }
+            asked.insert(one.node.clone());
+            match self.gone(&one.node, NODE_REST, now)? {
+                None => there.push(one),
+                Some(why) => {
+                    let over = Over {
+                        since: jiff::Timestamp::now().to_string(),
+                        why,
+                    };
+                    let mark = |document: &Document| {
+                        let part = document.parts.get(&one.part);
+                        let part = part.filter(|part| part.node == one.node);
+                        let change = part.map(|part| Change::Over {
+                            part: one.part,
+                            id: part.id.clone(),
+                            over: over.clone(),
+                        });
+                        Ok(change.into_iter().collect())
+                    };
+                    let marked = self.edit(one.subnet, mark);
+                    marked.map_err(|failure| failure.to_string())?;
+                }
+            }
+        }
+        Ok(there)
+    }
+
+    /// Why a node is gone, by an answer that is not older than this.
+    fn gone(
+        &mut self,
+        node: &str,
+        believed: Duration,
+        now: Instant,
+    ) -> Result<Option<String>, Fault> {
+        self.nodes
+            .retain(|_, (at, _)| now.saturating_duration_since(*at) < NODE_REST);
+        let known = self.nodes.get(node);
+        let known = known.filter(|(at, _)| now.saturating_duration_since(*at) < believed);
+        if let Some((_, gone)) = known {
+            return Ok(gone.clone());
+        }
+        let gone = self.call(|backend| backend.gone(node))?;
+        self.nodes.insert(node.to_owned(), (now, gone.clone()));
+        Ok(gone)
+    }
+
+    /// A part of a node that is gone, which is marked for long enough and has room.
+    fn part_to_take(
+        &mut self,
+        document: &Document,
+        range: &Range,
+        now: Instant,
+    ) -> Result<Option<Change>, Fault> {
+        let is_over = |part: &Part| part.over.is_some() && part.network.is_none();
+        let marked = document.parts.iter().filter(|(_, part)| is_over(part));
+        let marked: Vec<(IpNetwork, Part)> =
+            marked.map(|(piece, part)| (*piece, part.clone())).collect();
+        let key = |piece: IpNetwork, part: &Part| (piece, part.id.clone());
+        self.marks.retain(|(piece, id), _| {
+            !piece::is_piece(document.subnet, *piece)
+                || marked
+                    .iter()
+                    .any(|(other, part)| key(*other, part) == (*piece, id.clone()))
+        });
+        for (piece, part) in marked {
+            let since = *self.marks.entry(key(piece, &part)).or_insert(now);
+            let is_ripe = now.saturating_duration_since(since) >= self.context.grace;
+            let is_other = part.node != self.context.node.name;
+            // Once more, just before.
+            if is_ripe
+                && is_other
+                && range.size_within(piece) > 0
+                && self.gone(&part.node, Duration::ZERO, now)?.is_some()
+            {
+                let id = self.ids.new_id();
+                return Ok(Some(Change::Take {
+                    part: piece,
+                    id: part.id,
+                    by: self.holder(&id),
+                }));
+            }
+        }
+        Ok(None)
     }
 
     /// Asks another node, or looks whether one gave something.
@@ -332,7 +467,7 @@ impl Space {
             };
             return self.want(goal, one, want, now);
         }
-        goal.due = now + POLL_INTERVAL;
+        goal.due = now + self.pace().poll;
         let subnets: BTreeSet<IpNetwork> = asking.asked.iter().map(|one| one.subnet).collect();
         asking.poll += 1;
         let Some(subnet) = subnets.iter().nth(asking.poll % subnets.len().max(1)) else {

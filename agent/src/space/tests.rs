@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use ipam::block::single;
 use ipam::lease;
 use ipam::leases::{AddressRequest, LeaseError, Leased, Order, Ownership};
 use ipam::range::Spec;
+use ipam::space::single;
 use ipam::subnet::Part;
 use node::policy::Profile;
 use node_wire::{Gateway, PerNode};
@@ -86,6 +86,7 @@ impl Machine {
             root: root.path().into(),
             state_dir: root.path().join("state"),
             cooldown: Duration::ZERO,
+            grace: Duration::from_mins(5),
         });
         let share = Directory::new(share);
         let space = open(&context, &share, now);
@@ -201,7 +202,7 @@ struct Cluster {
 impl Cluster {
     fn new(machines: usize) -> Self {
         let share = in_memory();
-        Directory::new(share.path()).init().unwrap();
+        ipam::directory::init(share.path()).unwrap();
         let now = Instant::now();
         let machines =
             (0..machines).map(|number| Machine::new(share.path(), &format!("n{number}"), now));
@@ -248,7 +249,7 @@ impl Cluster {
             for (piece, _) in parts {
                 let other = owned
                     .iter()
-                    .find(|(other, _)| ipam::block::overlap(*other, piece));
+                    .find(|(other, _)| ipam::space::overlap(*other, piece));
                 assert!(
                     other.is_none(),
                     "{piece} of {name} is another's, too: {other:?}"
@@ -394,7 +395,7 @@ fn forty_nodes_share_sixty_two_addresses() {
 #[test]
 fn forty_nodes_claim_at_one_time() {
     let share = tempfile::tempdir().unwrap();
-    Directory::new(share.path()).init().unwrap();
+    ipam::directory::init(share.path()).unwrap();
     let range = range("10.0.0.0/26");
     let begun = Instant::now();
     let threads: Vec<_> = (0..40)

@@ -4,7 +4,7 @@
 //! of its own. A subnet is 256 addresses. The names in a subnet are the last bytes of addresses: `5` is
 //! leased, `5-120000` was freed when the boot was 120,000 ms old.
 
-use crate::block::AddressSpace;
+use crate::space::AddressSpace;
 use crate::lease::Lease;
 use crate::range::{Range, bits, from_bits};
 use ipnetwork::IpNetwork;

@@ -7,7 +7,7 @@ use super::decide::{Cooling, Hot, Shown, subnets, usable};
 use super::name::{self, LeaseSpace, Subnet};
 use super::ranges::Ranges;
 use super::{ASIDE, LeaseError, Leases, Need, RECORDS, RecordFile, since_boot};
-use crate::block::AddressSpace;
+use crate::space::AddressSpace;
 use crate::lease::{self, Holder, Lease, Record};
 use crate::owned::Owned;
 use crate::range::{Range, bits, from_bits};

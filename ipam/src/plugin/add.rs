@@ -2,7 +2,7 @@
 
 use super::supply::{Fault, Supply};
 use super::to_error;
-use crate::block::AddressSpace;
+use crate::space::AddressSpace;
 use crate::config::{Config, Source, requested};
 use crate::lease::Holder;
 use crate::leases::{AddressRequest, Leases, Order};
@@ -34,7 +34,6 @@ pub(super) fn add(
     let requested = requested(request, config.profile)?;
     let asked = assign(&requested, config, rules.request_excluded)?;
     let order = order(config, holder, &asked, rules.cooldown);
-    let order = supply.without_static(order);
     let taken = supply.lease(&order, leases, of_host).map_err(|fault| {
         let refused = match fault {
             Fault::Leases(refused) => refused,

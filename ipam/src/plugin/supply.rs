@@ -7,18 +7,15 @@
 use crate::lease::Lease;
 use crate::leases::{LeaseError, Leases, Need, Order, Ownership, Refused};
 use cni_wire::{Code, Error};
-use ipnetwork::IpNetwork;
 use node::policy::{Policy, StoreKind};
 use node_wire::agent::{Room, RoomMade, RoomNeed, RoomQuestion};
 use node_wire::client::{self, ClientError};
-use node_wire::{BlockNeed, BlocksGranted, FailureKind};
+use node_wire::FailureKind;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where the broker listens, below the host's root.
-const BROKER_SOCKET: &str = "run/rdma-netdev/ipam.sock";
 /// Where the agent listens.
 pub const AGENT_SOCKET: &str = "run/rdma-netdev/agent.sock";
 /// For all questions of one call together.
@@ -30,20 +27,15 @@ const MAX_QUESTIONS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Supply<'p> {
     state_dir: &'p Path,
-    source: Source<'p>,
+    source: Source,
 }
 
 #[derive(Debug)]
-enum Source<'p> {
+enum Source {
     /// The node has its addresses alone.
     Node,
-    /// `rdma-agent`, for what this node owns of a shared directory.
+    /// `rdma-agent`, for what this node owns of what nodes share.
     Agent { socket: PathBuf },
-    /// The address broker, for what it owns in the cluster.
-    Broker {
-        socket: PathBuf,
-        static_networks: &'p [IpNetwork],
-    },
 }
 
 /// Why an order was not served.
@@ -62,14 +54,8 @@ impl<'p> Supply<'p> {
         };
         let source = match &known.kind {
             StoreKind::Node => Source::Node,
-            StoreKind::Directory(_) => Source::Agent {
+            StoreKind::Directory(_) | StoreKind::Kubernetes => Source::Agent {
                 socket: root.join(AGENT_SOCKET),
-            },
-            StoreKind::Kubernetes {
-                static_networks, ..
-            } => Source::Broker {
-                socket: root.join(BROKER_SOCKET),
-                static_networks,
             },
         };
         Ok(Self {
@@ -86,25 +72,11 @@ impl<'p> Supply<'p> {
     fn ownership(&self, last_resort: bool) -> Ownership<'_> {
         match self.source {
             Source::Node => Ownership::All,
-            Source::Agent { .. } | Source::Broker { .. } => Ownership::Parts {
+            Source::Agent { .. } => Ownership::Parts {
                 state_dir: self.state_dir,
                 last_resort,
             },
         }
-    }
-
-    /// An order that leaves out what is given on request only.
-    pub(super) fn without_static(&self, mut order: Order) -> Order {
-        if let Source::Broker {
-            static_networks, ..
-        } = self.source
-            && !static_networks.is_empty()
-        {
-            for request in &mut order.requests {
-                request.range = request.range.without(static_networks);
-            }
-        }
-        order
     }
 
     /// Leases an order, and asks for what this node lacks. Addresses of the host that were passed over
@@ -119,10 +91,9 @@ impl<'p> Supply<'p> {
         of_host: &mut BTreeSet<IpAddr>,
     ) -> Result<Vec<Lease>, Fault> {
         let deadline = Instant::now() + TIMEOUT;
-        // The agent is asked before an address is leased that cools down, the broker afterwards.
-        let mut last_resort = matches!(self.source, Source::Broker { .. });
+        // The agent is asked before an address is leased that cools down.
+        let mut last_resort = false;
         let mut refusal = None;
-        let mut granted_before = None;
         for _ in 0..MAX_QUESTIONS {
             let refused = match leases.take_noting(order, &self.ownership(last_resort), of_host) {
                 Ok(taken) => return Ok(taken),
@@ -135,24 +106,12 @@ impl<'p> Supply<'p> {
                 return Err(Fault::Supplier(refusal));
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let answer = match &self.source {
-                Source::Node => return Err(Fault::Leases(refused)),
-                Source::Agent { socket } => ask_agent(socket, order, needs, left).map(|_| None),
-                Source::Broker {
-                    socket,
-                    static_networks,
-                } => ask_broker(socket, order, needs, static_networks, left).map(Some),
+            let Source::Agent { socket } = &self.source else {
+                return Err(Fault::Leases(refused));
             };
-            match answer {
-                Ok(None) => {}
-                // The same blocks did not help before.
-                Ok(granted) if granted == granted_before => return Err(Fault::Leases(refused)),
-                Ok(granted) => granted_before = granted,
-                Err(error) if last_resort => return Err(Fault::Supplier(error)),
-                Err(error) => {
-                    refusal = Some(error);
-                    last_resort = true;
-                }
+            if let Err(error) = ask(socket, order, needs, left) {
+                refusal = Some(error);
+                last_resort = true;
             }
         }
         leases
@@ -176,7 +135,7 @@ impl<'p> Supply<'p> {
         };
         let socket = match &self.source {
             Source::Node => return Err(error),
-            Source::Agent { socket } | Source::Broker { socket, .. } => socket,
+            Source::Agent { socket } => socket,
         };
         match &error {
             LeaseError::NeedsRoom(_) if socket.exists() => Ok(()),
@@ -185,7 +144,7 @@ impl<'p> Supply<'p> {
     }
 }
 
-fn ask_agent(
+fn ask(
     socket: &Path,
     order: &Order,
     needs: &[Need],
@@ -206,36 +165,7 @@ fn ask_agent(
         within_ms: u32::try_from(left.as_millis()).unwrap_or(u32::MAX),
         needs: needs.iter().map(need).collect(),
     };
-    client::ask(socket, &question, left).map_err(|error| refused(&error, needs, "agent"))
-}
-
-/// The broker is asked for one range at a time.
-fn ask_broker(
-    socket: &Path,
-    order: &Order,
-    needs: &[Need],
-    static_networks: &[IpNetwork],
-    left: Duration,
-) -> Result<BlocksGranted, Error> {
-    let Some(need) = needs.first() else {
-        return Ok(BlocksGranted::default());
-    };
-    let is_static = |address| {
-        static_networks
-            .iter()
-            .any(|network| network.contains(address))
-    };
-    let question = BlockNeed {
-        store: order.space.store.clone(),
-        network_name: order.space.network_name.clone(),
-        range: need.range.subnet().to_string(),
-        spans: spans(need),
-        per_node: need.range.per_node(),
-        address: need.address,
-        single: need.address.is_some_and(is_static),
-        count: need.count,
-    };
-    client::ask(socket, &question, left).map_err(|error| refused(&error, needs, "broker"))
+    client::ask(socket, &question, left).map_err(|error| refused(&error, needs))
 }
 
 fn spans(need: &Need) -> Vec<(IpAddr, IpAddr)> {
@@ -244,9 +174,9 @@ fn spans(need: &Need) -> Vec<(IpAddr, IpAddr)> {
     spans.map(|span| span.addresses(v4)).collect()
 }
 
-fn refused(error: &ClientError, needs: &[Need], whom: &str) -> Error {
+fn refused(error: &ClientError, needs: &[Need]) -> Error {
     let needs: Vec<String> = needs.iter().map(ToString::to_string).collect();
-    let what = format!("{}, and the {whom} got no more: {error}", needs.join("; "));
+    let what = format!("{}, and the agent got no more: {error}", needs.join("; "));
     let (code, remedy) = match (&error.fault, error.failure().map(|failure| failure.kind)) {
         (_, Some(FailureKind::Exhausted)) => (
             Code::Exhausted,
@@ -274,7 +204,7 @@ fn refused(error: &ClientError, needs: &[Need], whom: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::AddressSpace;
+    use crate::space::AddressSpace;
     use crate::leases::AddressRequest;
     use crate::owned::{self, Owned, OwnedPart};
     use crate::range::{Range, Spec};

@@ -2,7 +2,7 @@
 
 use super::span::without;
 use super::{Span, bits, from_bits, usable};
-use crate::block::{longest, network_around};
+use crate::space::{longest, network_around};
 use ipnetwork::IpNetwork;
 use node_wire::{Gateway, PerNode};
 use std::net::IpAddr;

@@ -3,7 +3,7 @@
 //! A change whose answer was lost is made again as it was; the IDs in it say that it is done.
 
 use super::{Document, MAX_WANTS, Over, OwnNetwork, Part, Want, piece};
-use crate::block::{longest, overlap};
+use crate::space::{longest, overlap};
 use crate::range::{Range, gateway_in};
 use ipnetwork::IpNetwork;
 

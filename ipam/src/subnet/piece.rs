@@ -1,7 +1,7 @@
 //! Aligned pieces of a subnet.
 
 use super::{ADDRESSES, Document, subnet_of};
-use crate::block::longest;
+use crate::space::longest;
 use crate::range::{Range, Span, bits, from_bits};
 use ipnetwork::IpNetwork;
 
@@ -60,7 +60,7 @@ pub fn cover(of: IpNetwork, keep: &impl Fn(std::net::IpAddr) -> bool) -> Vec<IpN
 #[must_use]
 pub fn free(document: &Document, size: usize, range: &Range) -> Option<IpNetwork> {
     let parts: Vec<IpNetwork> = document.parts.keys().copied().collect();
-    let is_free = |piece: IpNetwork| !parts.iter().any(|part| crate::block::overlap(*part, piece));
+    let is_free = |piece: IpNetwork| !parts.iter().any(|part| crate::space::overlap(*part, piece));
     let range = range.within(&[document.subnet]);
     let fits = |piece: &IpNetwork| is_free(*piece) && range.size_within(*piece) > 0;
     let around = |piece: IpNetwork| {
@@ -78,5 +78,5 @@ pub fn free(document: &Document, size: usize, range: &Range) -> Option<IpNetwork
 }
 
 fn parent(piece: IpNetwork) -> Option<IpNetwork> {
-    crate::block::network_around(piece.network(), piece.prefix().checked_sub(1)?)
+    crate::space::network_around(piece.network(), piece.prefix().checked_sub(1)?)
 }

@@ -1,7 +1,7 @@
 //! How much a node claims, and in which subnet it looks first.
 
 use super::subnet_of;
-use crate::block::hash;
+use crate::space::hash;
 use crate::range::{Range, from_bits};
 use ipnetwork::IpNetwork;
 

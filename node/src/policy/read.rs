@@ -2,7 +2,7 @@
 //! function that its field names; each says the rule that a wrong value breaks.
 
 use super::{
-    BlockLength, MAX_RAIL, MAX_VLAN, Policy, PolicyError, Selector, StoreBounds, StoreKind,
+    MAX_RAIL, MAX_VLAN, Policy, PolicyError, Selector, StoreBounds, StoreKind,
     StorePolicy, partition_key, port_guid,
 };
 
@@ -15,8 +15,6 @@ use std::ops::RangeInclusive;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-/// A block has at most 2 to the power of this many addresses.
-const MAX_BLOCK_BITS: u32 = 16;
 
 /// The whole file, every key and value in order.
 pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {
@@ -97,15 +95,6 @@ readers! {
     name: String => Option<String>,
         "must be a name of letters, digits, '-', '.' and '_', which begins with a letter, a digit or '_'",
         |name| identity::is_name(&name).then_some(Some(name));
-
-    /// A label of RFC 1123. It becomes part of a path of the API.
-    namespace: String => String,
-        "must be the namespace of whereabouts' objects: at most 63 of a-z, 0-9 and '-'",
-        |name| {
-            let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-            let is_label = (1..=63).contains(&name.len()) && name.bytes().all(fits);
-            (is_label && !name.starts_with('-') && !name.ends_with('-')).then_some(name)
-        };
 
     networks: Vec<String> => Option<Vec<IpNetwork>>,
         "must be a list of networks, as in [\"10.0.0.0/8\"]",
@@ -222,10 +211,6 @@ pub(super) struct StoreKeys {
     ranges: Option<Vec<IpNetwork>>,
     #[serde(deserialize_with = "network_names")]
     network_names: Option<Vec<String>>,
-    blocks: Option<BlockLength>,
-    #[serde(deserialize_with = "networks")]
-    r#static: Option<Vec<IpNetwork>>,
-    after: Option<After>,
 }
 
 #[derive(Clone, Copy, serde::Deserialize)]
@@ -235,42 +220,19 @@ enum StoreType {
     Kubernetes,
 }
 
-#[derive(serde::Deserialize)]
-pub(super) struct After {
-    #[serde(deserialize_with = "namespace")]
-    whereabouts: String,
-}
-
 impl TryFrom<StoreKeys> for StorePolicy {
     type Error = String;
 
     fn try_from(keys: StoreKeys) -> Result<Self, String> {
-        let of_files = [("directory", keys.directory.is_some())];
-        let of_clusters = [
-            ("blocks", keys.blocks.is_some()),
-            ("static", keys.r#static.is_some()),
-            ("after", keys.after.is_some()),
-        ];
-        let (others, kind): (&[_], _) = match keys.r#type {
-            Some(StoreType::File) => {
-                let kind = keys.directory.map_or(StoreKind::Node, StoreKind::Directory);
-                (&of_clusters, kind)
+        let kind = match (keys.r#type, keys.directory) {
+            (Some(StoreType::File), None) => StoreKind::Node,
+            (Some(StoreType::File), Some(directory)) => StoreKind::Directory(directory),
+            (Some(StoreType::Kubernetes), None) => StoreKind::Kubernetes,
+            (Some(StoreType::Kubernetes), Some(_)) => {
+                return Err("a store of type \"kubernetes\" cannot have a \"directory\"".to_owned());
             }
-            Some(StoreType::Kubernetes) => {
-                let kind = StoreKind::Kubernetes {
-                    blocks: keys.blocks.unwrap_or_default(),
-                    static_networks: keys.r#static.unwrap_or_default(),
-                    after: keys.after.map(|after| after.whereabouts),
-                };
-                (&of_files, kind)
-            }
-            None => return Err("must have a \"type\", \"file\" or \"kubernetes\"".to_owned()),
+            (None, _) => return Err("must have a \"type\", \"file\" or \"kubernetes\"".to_owned()),
         };
-        if let Some((key, _)) = others.iter().find(|(_, is_there)| *is_there) {
-            return Err(format!(
-                "a store of this \"type\" cannot have the key {key:?}"
-            ));
-        }
         Ok(StorePolicy {
             kind,
             bounds: StoreBounds {
@@ -279,18 +241,6 @@ impl TryFrom<StoreKeys> for StorePolicy {
             },
         })
     }
-}
-
-/// A prefix length of an address of `BITS` bits, from a count of addresses.
-pub(super) fn block_length<'de, D: Deserializer<'de>, const BITS: u32>(
-    from: D,
-) -> Result<u8, D::Error> {
-    let rule = "must be a count of addresses: 1, 2, 4 and so on, at most 65536";
-    checked(from, rule, |count: u64| {
-        let bits = count.is_power_of_two().then(|| count.trailing_zeros());
-        let bits = bits.filter(|bits| *bits <= MAX_BLOCK_BITS)?;
-        u8::try_from(BITS - bits).ok()
-    })
 }
 
 /// A network with its prefix length.
@@ -597,91 +547,30 @@ mod tests {
     }
 
     #[test]
-    fn a_kubernetes_store_has_blocks() {
+    fn a_store_has_a_type_and_the_keys_of_its_type() {
         let read = |store: &str| {
             let text = format!(r#"{{"stores": {{"default": {store}}}}}"#);
             policy(Path::new("p"), text.as_bytes()).map(|policy| policy.stores["default"].clone())
         };
-        let plain = read(r#"{"type": "kubernetes"}"#).unwrap();
-        let blocks = BlockLength {
-            ipv4: 28,
-            ipv6: 122,
-        };
-        let kind = StoreKind::Kubernetes {
-            blocks,
-            static_networks: Vec::new(),
-            after: None,
-        };
-        assert_eq!(plain.kind, kind);
-        let text = r#"{"type": "kubernetes", "static": ["10.0.0.0/26"],
-                       "blocks": {"ipv4": 1, "ipv6": 65536}}"#;
-        let other = read(text).unwrap();
-        let blocks = BlockLength {
-            ipv4: 32,
-            ipv6: 112,
-        };
-        let kind = StoreKind::Kubernetes {
-            blocks,
-            static_networks: vec!["10.0.0.0/26".parse().unwrap()],
-            after: None,
-        };
-        assert_eq!(other.kind, kind);
+        for (store, kind) in [
+            (r#"{"type": "kubernetes"}"#, StoreKind::Kubernetes),
+            (r#"{"type": "file"}"#, StoreKind::Node),
+            (
+                r#"{"type": "file", "directory": "/s"}"#,
+                StoreKind::Directory("/s".into()),
+            ),
+        ] {
+            assert_eq!(read(store).unwrap().kind, kind);
+        }
         for (wrong, says) in [
             (r#"{"type": "kubernetes", "directory": "/s"}"#, "directory"),
-            (r#"{"type": "file", "blocks": {}}"#, "blocks"),
-            (
-                r#"{"type": "kubernetes", "blocks": {"ipv4": 24}}"#,
-                "blocks.ipv4",
-            ),
-            (
-                r#"{"type": "kubernetes", "blocks": {"ipv4": 131072}}"#,
-                "blocks.ipv4",
-            ),
-            (
-                r#"{"type": "kubernetes", "blocks": {"ipv6": 0}}"#,
-                "blocks.ipv6",
-            ),
-            (
-                r#"{"type": "kubernetes", "static": ["10.0.0.1"]}"#,
-                "static",
-            ),
-            (
-                r#"{"type": "kubernetes", "static": ["10.0.0.1"]}"#,
-                "static",
-            ),
+            (r#"{"type": "kubernetes", "blocks": {}}"#, "blocks"),
             (r#"{"type": "nfs"}"#, "type"),
+            ("{}", "type"),
         ] {
             let error = read(wrong).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
-    }
-
-    #[test]
-    fn a_kubernetes_store_comes_after_whereabouts_objects_of_a_namespace() {
-        let read = |store: &str| {
-            let text = format!(r#"{{"stores": {{"default": {store}}}}}"#);
-            policy(Path::new("p"), text.as_bytes())
-        };
-        let namespace = r#"{"type": "kubernetes", "after": {"whereabouts": "net-1"}}"#;
-        match &read(namespace).unwrap().stores["default"].kind {
-            StoreKind::Kubernetes { after, .. } => assert_eq!(after.as_deref(), Some("net-1")),
-            other => panic!("{other:?}"),
-        }
-        for (after, says) in [
-            ("1", "default.after"),
-            (r#""whereabouts""#, "default.after"),
-            ("{}", "default.after.whereabouts: is missing"),
-            (r#"{"whereabouts": "-a"}"#, "default.after.whereabouts"),
-            (r#"{"whereabouts": "a/b"}"#, "default.after.whereabouts"),
-            (r#"{"whereabouts": "a", "host-local": "b"}"#, "host-local"),
-        ] {
-            let store = format!(r#"{{"type": "kubernetes", "after": {after}}}"#);
-            let error = read(&store).unwrap_err().to_string();
-            assert!(error.contains(says), "{after}: {error}");
-        }
-        let file = r#"{"type": "file", "directory": "/d", "after": {"whereabouts": "a"}}"#;
-        let error = read(file).unwrap_err().to_string();
-        assert!(error.contains("cannot have the key \"after\""), "{error}");
     }
 
     #[test]

@@ -3,12 +3,12 @@
 //! `heldByAnotherNode` (asking again does not help), `mismatch` (the network or the policy is wrong),
 //! `tryAgain` (somebody was asked for room, or the store does not answer).
 
+use std::fmt;
 use std::net::IpAddr;
 
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
-use crate::PerNode;
 use crate::document::name;
 
 /// Most ranges of one question.
@@ -55,6 +55,42 @@ pub enum Room {
     Exact(IpAddr),
     /// The node's own network of the range (`perNode`).
     Network(PerNode),
+}
+
+/// `perNode` of a range: a node has one network of the range to itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "expected an object with prefix and gateway"
+)]
+pub struct PerNode {
+    /// Prefix length of a node's network.
+    pub prefix: u8,
+    /// An address of each network that no pod gets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<Gateway>,
+}
+
+/// Which address of a node's network is the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(
+    rename_all = "lowercase",
+    expecting = "gateway is not first, last or a number"
+)]
+pub enum Gateway {
+    /// The first address that a host can have.
+    First,
+    /// The last one.
+    Last,
+    /// Counted from the address of the network, which is 0.
+    #[serde(untagged)]
+    Number(u32),
+}
+
+impl fmt::Display for PerNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
 }
 
 fn needs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RoomNeed>, D::Error> {

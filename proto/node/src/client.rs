@@ -26,8 +26,6 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 pub enum Server {
     /// `rdma-device-plugin`.
     Daemon,
-    /// `rdma-ipam-broker`.
-    Broker,
     /// `rdma-agent`.
     Agent,
 }
@@ -45,7 +43,6 @@ impl std::fmt::Display for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let server = match self.server {
             Server::Daemon => "the node's RDMA daemon",
-            Server::Broker => "the node's address broker",
             Server::Agent => "the node's agent",
         };
         write!(f, "{server} at {}", self.socket.display())

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::{PartsChanged, PartsQuestion, RoomMade, RoomQuestion};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
-use crate::block::{BlockNeed, BlocksGranted};
 use crate::client::{Fault, Server};
 use crate::status::{DaemonStatus, ForgetQuestion, Forgotten, StatusQuestion};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
@@ -41,8 +40,6 @@ pub enum Question {
     Commit(CommitQuestion),
     /// To the daemon: the devices of these slots are back.
     Unbind(UnbindQuestion),
-    /// To the broker: this node needs a block of addresses.
-    Block(BlockNeed),
     /// To the agent: this node's parts have no room.
     Room(RoomQuestion),
     /// To the agent: an administrator changes parts.
@@ -124,8 +121,6 @@ pub enum Answer {
     Committed(Committed),
     /// To [`Question::Unbind`].
     Unbound(Unbound),
-    /// To [`Question::Block`].
-    Block(BlocksGranted),
     /// To [`Question::Room`].
     Room(RoomMade),
     /// To [`Question::Parts`].
@@ -288,7 +283,6 @@ asks! {
     BindQuestion: Bind, Bound, Daemon;
     CommitQuestion: Commit, Committed, Daemon;
     UnbindQuestion: Unbind, Unbound, Daemon;
-    BlockNeed: Block, BlocksGranted, Broker;
     RoomQuestion: Room, RoomMade, Agent;
     PartsQuestion: Parts, PartsChanged, Agent;
 }
@@ -614,37 +608,6 @@ mod tests {
         let bytes = encode_answer(&Ok(Answer::PodUnits(units)));
         assert!(bytes.len() < ANSWER_MAX_BYTES);
         assert_eq!(failure_in(&bytes).kind, FailureKind::AnswerTooLarge);
-    }
-
-    #[test]
-    fn the_question_for_a_block_has_the_documented_form() {
-        let question = Question::Block(BlockNeed {
-            store: "default".into(),
-            network_name: None,
-            range: "10.0.0.0/24".into(),
-            spans: vec![([10, 0, 0, 1].into(), [10, 0, 0, 254].into())],
-            per_node: None,
-            address: None,
-            single: false,
-            count: 1,
-        });
-        let document: Value = serde_json::from_slice(&question.encode()).unwrap();
-        let need = json!({"store": "default", "range": "10.0.0.0/24",
-                          "spans": [["10.0.0.1", "10.0.0.254"]], "count": 1});
-        let form = json!({"version": 1, "question": {"block": need}});
-        assert_eq!(document, form);
-        assert_eq!(Question::decode(&question.encode()), Ok(question.clone()));
-        assert_eq!(question.not_mine().kind, FailureKind::UnknownQuestion);
-        let granted = BlocksGranted {
-            blocks: vec!["10.0.0.16/28".into()],
-        };
-        let answer = encode_answer(&Ok(Answer::Block(granted.clone())));
-        assert_eq!(decode_answer::<BlocksGranted>(&answer).unwrap(), granted);
-        // The answer to another question is none.
-        let other = decode_answer::<PodUnits>(&answer);
-        assert!(matches!(other, Err(Fault::Malformed(_))), "{other:?}");
-        let unknown = json!({"version": 1, "question": {"block": {"more": 1}}});
-        assert_eq!(failure_of(&unknown).kind, FailureKind::Malformed);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! What programs of a node ask each other over unix sockets: the daemon `rdma-device-plugin` which
-//! units a pod holds, the broker `rdma-ipam-broker` for blocks, `rdma-agent` for room in subnets. [`document`] shows the JSON.
+//! units a pod holds, `rdma-agent` for room in subnets. [`document`] shows the JSON.
 //!
 //! A connection carries one question and one answer. The client writes a JSON document and shuts its
 //! writing side; the server writes one and closes. The end of the stream ends a document, so a cut one
@@ -15,17 +15,18 @@
 
 pub mod agent;
 pub mod binding;
-pub mod block;
 pub mod client;
 pub mod document;
 pub mod status;
 
-pub use agent::{PartsChange, PartsChanged, PartsQuestion, Room, RoomMade, RoomNeed, RoomQuestion};
+pub use agent::{
+    Gateway, PartsChange, PartsChanged, PartsQuestion, PerNode, Room, RoomMade, RoomNeed,
+    RoomQuestion,
+};
 pub use binding::{
     BIND_TIMEOUT, BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion,
     Unbound,
 };
-pub use block::{BlockNeed, BlocksGranted, Gateway, PerNode};
 pub use client::{ClientError, Fault, Peer, Server, ask};
 pub use document::{
     Allocation, Answer, Ask, ClaimedDevice, Failure, FailureKind, Pod, PodUnits, Question,

@@ -201,7 +201,7 @@ fn a_block_that_changed_hands_is_not_released() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let kubectl = directory.path().join("kubectl");
     let block = "10.0.0.16/28".parse()?;
-    let name = ipam::block::AddressSpace::new("default", None).block_name(block);
+    let name = ipam::space::AddressSpace::new("default", None).block_name(block);
     let object = |node: &str| {
         json!({"apiVersion": "rdma-netdev.io/v1alpha1", "kind": "AddressBlock",
             "metadata": {"name": name, "uid": "u", "resourceVersion": "7"},
