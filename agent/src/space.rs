@@ -140,7 +140,13 @@ impl Space {
             }
             owned.clone()
         })?;
-        let watched = owned.parts.keys().map(|part| (subnet_of(part.ip()), now));
+        let leased = leases.list()?.leases;
+        let leased = leased
+            .into_iter()
+            .filter(|lease| AddressSpace::new(&lease.store, lease.network_name.as_deref()) == space)
+            .map(|lease| lease.address);
+        let own = owned.parts.keys().map(IpNetwork::ip);
+        let watched = own.chain(leased).map(|address| (subnet_of(address), now));
         Ok(Self {
             watched: watched.collect(),
             ids: Ids {
