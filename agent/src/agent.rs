@@ -73,6 +73,8 @@ struct Worker {
     store: String,
 }
 
+type Workers = Arc<Mutex<BTreeMap<AddressSpace, Worker>>>;
+
 /// A store of the policy.
 #[derive(Debug)]
 struct Store {
@@ -86,7 +88,7 @@ struct Store {
 pub struct Agent {
     context: Arc<Context>,
     stores: BTreeMap<String, Store>,
-    workers: Mutex<BTreeMap<AddressSpace, Worker>>,
+    workers: Workers,
     questions: Mutex<BTreeMap<&'static str, u64>>,
     /// Why it does not serve yet.
     unready: Mutex<Option<String>>,
@@ -137,7 +139,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
                 .values()
                 .for_each(|version| api.remember(*version));
         }
-        drop(agent.worker(&space)?);
+        agent.tell(&space, None)?;
     }
     for name in agent.stores.keys() {
         tokio::spawn(follow(agent.clone(), name.clone()));
@@ -229,7 +231,7 @@ impl Agent {
         let spaces = tokio::task::spawn_blocking(move || backend.spaces(&owned));
         let spaces = spaces.await.map_err(|error| error.to_string())?;
         for space in spaces.map_err(|error| error.to_string())? {
-            self.worker(&space).map_err(|failure| failure.message)?;
+            self.tell(&space, None).map_err(|failure| failure.message)?;
         }
         Ok(())
     }
@@ -239,12 +241,8 @@ impl Agent {
         api.look().await.map_err(|error| error.to_string())?;
         *lock(&store.fault) = None;
         let tell = |news: News| {
-            // Of another store of the API, or of a space that it does not use any more: nothing waits here.
-            if self.stores.contains_key(&news.space.store)
-                && let Ok(messages) = self.worker(&news.space)
-            {
-                let _ = messages.send(Message::News(news.subnet));
-            }
+            // Of another store of the API, or more spaces than are served: nobody waits here.
+            let _ = self.tell(&news.space, Some(Message::News(news.subnet)));
         };
         api.watch(tell).await.map_err(|error| error.to_string())
     }
@@ -270,14 +268,14 @@ impl Agent {
         Self {
             context: Arc::new(context),
             stores: stores.filter_map(backend).collect(),
-            workers: Mutex::default(),
+            workers: Workers::default(),
             questions: Mutex::default(),
             unready: Mutex::new(Some("another agent runs on this node".to_owned())),
         }
     }
 
-    /// The thread of a space; starts it if need be.
-    fn worker(&self, space: &AddressSpace) -> Result<mpsc::Sender<Message>, Failure> {
+    /// Passes a message to the thread of a space; starts it if need be.
+    fn tell(&self, space: &AddressSpace, message: Option<Message>) -> Result<(), Failure> {
         let mismatch = |why: String| Failure::new(FailureKind::Mismatch, why);
         let Some(Store { backend, .. }) = self.stores.get(&space.store) else {
             return Err(mismatch(format!(
@@ -294,44 +292,59 @@ impl Agent {
         }
         let mut workers = lock(&self.workers);
         workers.retain(|_, worker| !worker.thread.is_finished());
-        if let Some(worker) = workers.get(space) {
-            return Ok(worker.messages.clone());
+        if !workers.contains_key(space) {
+            if workers.len() >= MAX_SPACES {
+                let why = format!("this node uses {MAX_SPACES} address spaces already");
+                return Err(Failure::new(FailureKind::TryAgain, why));
+            }
+            let worker = self.start(space, backend).map_err(|error| {
+                let why = format!("cannot start a thread: {error}");
+                Failure::new(FailureKind::TryAgain, why)
+            })?;
+            workers.insert(space.clone(), worker);
         }
-        if workers.len() >= MAX_SPACES {
-            let why = format!("this node uses {MAX_SPACES} address spaces already");
-            return Err(Failure::new(FailureKind::TryAgain, why));
+        // Under the lock: a thread that leaves takes it, and sees what was sent.
+        if let (Some(worker), Some(message)) = (workers.get(space), message) {
+            let _ = worker.messages.send(message);
         }
+        Ok(())
+    }
+
+    fn start(&self, space: &AddressSpace, backend: &Backend) -> std::io::Result<Worker> {
         let status = Arc::new(Mutex::new(SpaceStatus::default()));
         let (sender, messages) = mpsc::channel();
-        let (context, own, backend) = (self.context.clone(), space.clone(), backend.clone());
+        let (context, space, backend) = (self.context.clone(), space.clone(), backend.clone());
         let store = backend.name();
-        let noted = status.clone();
+        let (noted, workers) = (status.clone(), self.workers.clone());
         let thread = std::thread::Builder::new().name("space".to_owned());
         let thread = thread.spawn(move || {
             let open = || {
-                let now = Instant::now();
+                let (context, backend) = (context.clone(), backend.clone());
                 Space::open(
-                    context.clone(),
-                    own.clone(),
-                    backend.clone(),
+                    context,
+                    space.clone(),
+                    backend,
                     noted.clone(),
-                    now,
+                    Instant::now(),
                 )
             };
-            work(open, &noted, &messages);
-        });
-        let thread = thread.map_err(|error| {
-            let why = format!("cannot start a thread: {error}");
-            Failure::new(FailureKind::TryAgain, why)
+            let mut next = None;
+            loop {
+                work(&open, next, &noted, &messages);
+                let mut workers = lock(&workers);
+                next = messages.try_recv().ok();
+                if next.is_none() {
+                    workers.remove(&space);
+                    return;
+                }
+            }
         })?;
-        let worker = Worker {
-            messages: sender.clone(),
+        Ok(Worker {
+            messages: sender,
             thread,
             status,
             store,
-        };
-        workers.insert(space.clone(), worker);
-        Ok(sender)
+        })
     }
 
     async fn make_room(&self, question: RoomQuestion) -> Result<RoomMade, Failure> {
@@ -341,7 +354,6 @@ impl Agent {
         let mut answers = Vec::new();
         for need in &question.needs {
             let (space, range) = parse(need)?;
-            let messages = self.worker(&space)?;
             let (reply, answer) = oneshot::channel();
             let count = match need.room {
                 Room::Addresses(count) => u64::from(count.max(1)),
@@ -352,7 +364,7 @@ impl Agent {
                 deadline,
                 reply,
             };
-            let _ = messages.send(Message::Room(range, need.room, waiting));
+            self.tell(&space, Some(Message::Room(range, need.room, waiting)))?;
             answers.push((space, answer));
         }
         for (space, answer) in answers {
@@ -368,9 +380,8 @@ impl Agent {
 
     async fn change_parts(&self, question: PartsQuestion) -> Result<Answer, Failure> {
         let space = AddressSpace::new(&question.store, question.network_name.as_deref());
-        let messages = self.worker(&space)?;
         let (reply, answer) = oneshot::channel();
-        let _ = messages.send(Message::Parts(question.change, reply));
+        self.tell(&space, Some(Message::Parts(question.change, reply)))?;
         match timeout(PARTS_LIMIT, answer).await {
             Ok(Ok(changed)) => changed.map(Answer::Parts),
             Ok(Err(_)) => Err(Failure::new(FailureKind::TryAgain, "the agent ends")),
@@ -497,9 +508,10 @@ fn hung(worker: &Worker, longer_than: Duration) -> Option<String> {
     })
 }
 
-/// A space's thread, which ends when nothing of the node is in it: questions first.
+/// Serves a space until nothing of the node is in it: questions first.
 fn work(
     open: impl Fn() -> anyhow::Result<Space>,
+    first: Option<Message>,
     status: &Mutex<SpaceStatus>,
     messages: &mpsc::Receiver<Message>,
 ) {
@@ -520,6 +532,9 @@ fn work(
         }
     };
     lock(status).fault = None;
+    if let Some(message) = first {
+        space.ask(message, Instant::now());
+    }
     let mut wait = Duration::ZERO;
     loop {
         match messages.recv_timeout(wait) {
