@@ -23,7 +23,8 @@ use crate::output::{Ended, Exit, complain, filters_before_command};
 /// Shows the ranges that this node leases from, what it owns, and who holds which address.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
+    after_help = "Exit status: 0 good, 1 failed, nothing found, fsck found something, or leases are left to import, \
+                  2 wrong usage."
 )]
 pub(crate) struct Addresses {
     /// The store, by its name in the policy
@@ -44,7 +45,13 @@ enum Command {
     /// Make a part of a range a node's own network, before the node asks for one
     Assign(ownership::Assign),
     /// Give back what this node owns and does not use, before it leaves the cluster
-    GiveBack(ownership::GiveBack),
+    GiveBack(ownership::Space),
+    /// Reserve what is free of a range, before its networks come from another program
+    Hold(ownership::RangeArgs),
+    /// Reserve the addresses of a range that whereabouts or host-local leases; repeat it until none is left
+    Import(ownership::Import),
+    /// Free what hold reserved; imported leases stay reserved
+    Unhold(ownership::RangeArgs),
     /// Show what contradicts what in this node's leases
     Fsck,
     /// Write leases into whereabouts' objects, for networks that go back to whereabouts
@@ -66,7 +73,10 @@ impl Addresses {
             Some(Command::Release(command)) => command.run(&scope),
             Some(Command::Init) => ownership::init(&scope),
             Some(Command::Assign(command)) => command.run(&scope),
-            Some(Command::GiveBack(command)) => command.run(&scope),
+            Some(Command::GiveBack(space)) => ownership::give_back(&scope, space),
+            Some(Command::Hold(range)) => range.hold(&scope),
+            Some(Command::Import(command)) => command.run(&scope),
+            Some(Command::Unhold(range)) => range.unhold(&scope),
             Some(Command::Fsck) => fsck::run(&scope),
             Some(Command::Export(command)) => command.run(&scope),
         }

@@ -1,5 +1,7 @@
 //! The program: a task for each store, a thread for each space, the socket, and the pages.
 
+mod migrate;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::SocketAddr;
@@ -21,7 +23,7 @@ use node_server::metrics::{Sample, counter, gauge, number, text};
 use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 use node_wire::{
-    Answer, Failure, FailureKind, PartsQuestion, Question, Room, RoomMade, RoomNeed, RoomQuestion,
+    Answer, Failure, FailureKind, PartsChange, PartsQuestion, Question, Room, RoomMade, RoomNeed, RoomQuestion,
 };
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -31,6 +33,7 @@ use crate::api::{Api, News};
 use crate::backend::Backend;
 use crate::directory::Directory;
 use crate::goal::Waiting;
+use crate::reserve::Reservation;
 use crate::space::{Context, Message, Space, SpaceStatus};
 
 /// The longest time that an asker may wait.
@@ -348,13 +351,30 @@ impl Agent {
 
     async fn change_parts(&self, question: PartsQuestion) -> Result<Answer, Failure> {
         let space = AddressSpace::new(&question.store, question.network_name.as_deref());
-        let messages = self.worker(&space)?;
+        let changed = match question.change {
+            PartsChange::Hold(range) => self.hold(&space, &range, Reservation::Hold).await,
+            PartsChange::Unhold(range) => self.hold(&space, &range, Reservation::Unhold).await,
+            PartsChange::Import { range, leases } => self.import(&space, &range, leases).await,
+            change => {
+                let message = |reply| Message::Parts(change, reply);
+                self.ask_space(&space, message).await
+            }
+        };
+        changed.map(Answer::Parts)
+    }
+
+    /// An administrator's question to a space's thread.
+    async fn ask_space<T>(
+        &self,
+        space: &AddressSpace,
+        message: impl FnOnce(oneshot::Sender<Result<T, Failure>>) -> Message,
+    ) -> Result<T, Failure> {
         let (reply, answer) = oneshot::channel();
-        let _ = messages.send(Message::Parts(question.change, reply));
+        let _ = self.worker(space)?.send(message(reply));
         match timeout(PARTS_LIMIT, answer).await {
-            Ok(Ok(changed)) => changed.map(Answer::Parts),
+            Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(Failure::new(FailureKind::TryAgain, "the agent ends")),
-            Err(_) => Err(self.late(&space)),
+            Err(_) => Err(self.late(space)),
         }
     }
 
@@ -699,5 +719,58 @@ mod tests {
         assert!(faults.contains("mount the share"), "{faults}");
         let metrics = agent.metrics();
         assert!(metrics.contains("rdma_agent_store_failing{"), "{metrics}");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_range_of_several_subnets_moves_from_host_local() {
+        let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        ipam::directory::init(share.path()).unwrap();
+        let agent = Agent::new(&policy(share.path()), context(root.path()), None);
+        let ask = async |change| {
+            let question = PartsQuestion {
+                store: "shared".into(),
+                network_name: None,
+                change,
+            };
+            match agent.change_parts(question).await {
+                Ok(Answer::Parts(changed)) => Ok(changed.reserved.unwrap()),
+                Ok(other) => panic!("{other:?}"),
+                Err(failure) => Err(failure),
+            }
+        };
+        let counts = |added, removed, left| node_wire::Reserved { added, removed, left };
+        let range = "10.0.0.0/22".to_owned();
+        let import = |lasts: &[u8]| PartsChange::Import {
+            range: range.clone(),
+            leases: node_wire::OldLeases::HostLocal {
+                network: "rail1".into(),
+                leases: lasts.iter().map(|last| ([10, 0, *last, *last].into(), "c1".into())).collect(),
+            },
+        };
+        assert_eq!(ask(PartsChange::Hold(range.clone())).await.unwrap(), counts(1024, 0, 0));
+        assert_eq!(ask(PartsChange::Hold(range.clone())).await.unwrap(), counts(0, 0, 0));
+        assert_eq!(ask(import(&[1, 3, 77])).await.unwrap(), counts(2, 0, 2));
+        assert_eq!(ask(PartsChange::Unhold(range.clone())).await.unwrap(), counts(0, 1024, 0));
+        let backend = &agent.stores["shared"].backend;
+        let read = |subnet: &str| {
+            let space = AddressSpace::new("shared", None);
+            backend.read(&space, subnet.parse().unwrap()).unwrap().document.parts
+        };
+        let parts = read("10.0.3.0/24");
+        let text = parts.values().next().unwrap().reserved.as_deref();
+        assert_eq!(text, Some("host-local: n1/rail1/c1"));
+        // The node's own files say that it is over.
+        assert_eq!(ask(import(&[3])).await.unwrap(), counts(0, 1, 1));
+        assert_eq!(ask(import(&[])).await.unwrap(), counts(0, 1, 0));
+        assert!(read("10.0.1.0/24").is_empty() && read("10.0.3.0/24").is_empty());
+        let whereabouts = PartsChange::Import {
+            range: range.clone(),
+            leases: node_wire::OldLeases::Whereabouts {
+                namespace: "kube-system".into(),
+            },
+        };
+        let refused = ask(whereabouts).await.unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Mismatch);
+        assert!(refused.message.contains("is not of type kubernetes"), "{refused}");
     }
 }

@@ -28,6 +28,7 @@ use tokio::sync::oneshot;
 use crate::backend::{Backend, BackendError, Pace, Read, Swap};
 use crate::decide::{self, Busy, Decision, History, Ids, Inputs, Mode, ThisNode};
 use crate::goal::{Goal, Phase, Waiting};
+use crate::reserve::{Outcome, Reservation};
 
 /// A space's thread sleeps no longer.
 const MAX_SLEEP: Duration = Duration::from_secs(8);
@@ -73,6 +74,8 @@ pub enum Message {
     /// Something in the document of a subnet waits for this node, or has come.
     News(IpNetwork),
     Parts(PartsChange, oneshot::Sender<Result<PartsChanged, Failure>>),
+    /// Reserved addresses of a network in one subnet.
+    Reserve(IpNetwork, Reservation, oneshot::Sender<Result<Outcome, Failure>>),
 }
 
 impl Message {
@@ -81,6 +84,7 @@ impl Message {
             Self::Room(_, _, waiting) => drop(waiting.reply.send(Err(failure))),
             Self::News(_) => {}
             Self::Parts(_, reply) => drop(reply.send(Err(failure))),
+            Self::Reserve(_, _, reply) => drop(reply.send(Err(failure))),
         }
     }
 }
@@ -184,6 +188,9 @@ impl Space {
             }
             Message::Parts(change, reply) => {
                 let _ = reply.send(self.administer(&change, now));
+            }
+            Message::Reserve(network, reservation, reply) => {
+                let _ = reply.send(self.reserve(network, &reservation));
             }
         }
     }

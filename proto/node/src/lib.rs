@@ -20,7 +20,7 @@ pub mod document;
 pub mod status;
 
 pub use agent::{
-    Gateway, PartsChange, PartsChanged, PartsQuestion, PerNode, Room, RoomMade, RoomNeed,
+    Gateway, OldLeases, PartsChange, PartsChanged, PartsQuestion, PerNode, Reserved, Room, RoomMade, RoomNeed,
     RoomQuestion,
 };
 pub use binding::{
