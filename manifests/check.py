@@ -19,6 +19,7 @@ import kubernetes_validate
 import yaml
 
 sys.dont_write_bytecode = True
+import on_api_server  # noqa: E402
 from render import CHART, MANIFESTS, NAMESPACE, PROFILES, differing, helm, identity, objects, profile  # noqa: E402
 
 PROGRAMS = Path(os.environ["RDMA_BIN_DIR"])
@@ -29,6 +30,8 @@ VERSIONS = [f"1.{OLDEST}", kubernetes_validate.latest_version()]
 FIELD_PATHS = {"metadata.name": 0, "metadata.namespace": 0, "metadata.uid": 0, "spec.nodeName": 0,
                "spec.serviceAccountName": 0, "status.hostIP": 0, "status.podIP": 0, "status.podIPs": 20,
                "status.hostIPs": 29}
+# Since which minor version the API serves these kinds; a profile with them says so.
+SINCE = {"ValidatingAdmissionPolicy": 30, "ValidatingAdmissionPolicyBinding": 30}
 # Kinds of others, which the schemas do not know; checked below by what reads them.
 FOREIGN = {
     "NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1",
@@ -41,12 +44,14 @@ NETWORKS = "k8s.v1.cni.cncf.io/networks"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
 # Profiles that a site combines: late binding on OpenShift with a driver container, for example.
 COMBINED = [["late", "openshift"], ["late", "driver-container"], ["late", "openshift", "driver-container"],
-            ["infiniband", "nfs-store", "monitoring"], ["exclusive", "local-store", "openshift"],
+            ["infiniband", "nfs-store", "monitoring"], ["admission", "openshift"], ["exclusive", "local-store", "openshift"],
             ["gke", "driver-container", "uninstall"], ["late", "openshift", "driver-container", "uninstall"]]
 # Values that the chart must refuse, and the word by which it names what is wrong.
 REFUSED = {"cniplugins.install=false": "cniplugins", "updateStrategy.rollingUpdate.maxSurge=1": "maxSurge",
            "pools.configlist=x": "pools must have one of the keys", "image.digest=latest": "digest",
            "policy.stores.default.directory=/mnt": "cannot have the key directory",
+           "policy.stores.default.blocks.ipv4=32": "blocks",
+           "admission.enabled=true,whereabouts.enabled=true,whereabouts.ranges={10.0.0.0/24}": "administratorNodes",
            "policy.stores.shared.type=file,policy.stores.shared.directory=/mnt": "set sharedStore", "image=null": "image", "policy=null": "policy"}
 # Each value that no profile sets.
 EVERYTHING = """
@@ -60,8 +65,9 @@ kubeletRootDir: /data/kubelet
 sharedStore: /mnt/rdma
 seLinuxType: container_runtime_t
 metricsPort: 9999
-broker: {metricsPort: 9998}
 agent: {metricsPort: 9997}
+admission: {enabled: true, administratorNodes: [control-plane-1, control-plane-2]}
+whereabouts: {enabled: true, ranges: [10.56.0.0/24, "fd00::/120"], schedule: "0 * * * *"}
 monitoring: {enabled: true, labels: {release: prometheus}, docsUrl: "https://docs.example/"}
 extraArgs: [--log-level=debug]
 extraEnv: [{name: RDMA_EXAMPLE, value: "1"}]
@@ -94,8 +100,8 @@ def kustomize(command, directory):
     warnings = [f"renders with a warning: {line}" for line in done.stderr.splitlines() if line.strip()]
     documents = objects(done.stdout)
     for document in documents:
-        # kustomize takes kinds that it does not know for namespaced ones; kubectl does not.
-        if document["kind"] == "SecurityContextConstraints":
+        # kustomize takes kinds that it does not know for namespaced ones; kubectl and the API server do not.
+        if document["kind"] in ("SecurityContextConstraints", *SINCE):
             document["metadata"].pop("namespace", None)
     return documents, warnings
 
@@ -154,6 +160,8 @@ def against_schemas(documents):
         if FOREIGN.get(document["kind"]) == document["apiVersion"]:
             continue
         for version in VERSIONS:
+            if int(version.split(".")[1]) < SINCE.get(document["kind"], 0):
+                continue
             try:
                 kubernetes_validate.validate(document, version, strict=True)
             except kubernetes_validate.ValidationError as error:
@@ -226,6 +234,10 @@ def agreement(documents):
         for metadata, spec in pod_specs(document):
             containers = spec["containers"] + spec.get("initContainers", [])
             volumes = {volume["name"] for volume in spec.get("volumes", [])}
+            # A container that the next one asks.
+            names = [c["name"] for c in spec.get("initContainers", [])]
+            if "rdma-agent" in names and names[-1:] != ["uninstall"]:
+                yield f"{name_of(document)}: init containers run in this order: {', '.join(names)}"
             mounted = {mount["name"] for c in containers for mount in c.get("volumeMounts", [])}
             # The volumes of the cleaning pods are the daemon's.
             unused = set() if containers[0]["name"] == "clean" else volumes - mounted
@@ -235,7 +247,7 @@ def agreement(documents):
                 image = container.get("image", "")
                 if "/rdma-netdev:" in image and not image.endswith(f":{version}"):
                     yield f"{name_of(document)}: image {image}, but this is version {version}"
-                if container.get("args", [""])[0] == "run" and not spec.get("hostNetwork"):
+                if container.get("args", [])[:1] == ["run"] and not spec.get("hostNetwork"):
                     yield f"{name_of(document)}: the daemon outside the node's network sees no netdev"
             yield from (f"{name_of(document)}: {text}" for text in asks(metadata, containers, networks))
 
@@ -331,9 +343,6 @@ def said(what, problems, names=""):
 def same_by_both(command, names, scratch):
     """The chart with values, and the base with components, in two namespaces."""
     for namespace in (NAMESPACE, "my-rdma"):
-        # kustomize's namespace also changes that of whereabouts' Role: helm can, components cannot.
-        if namespace != NAMESPACE and "after-whereabouts" in names:
-            continue
         what = f"{' + '.join(names) or 'base'} in {namespace}"
         helms, wrong = chart(*map(profile, names), namespace=namespace)
         components, faults = combined(command, names, namespace, scratch)
@@ -403,7 +412,7 @@ def main():
         differing(True)
         return
     command = renderer()
-    programs = ("rdma-device-plugin", "rdmactl", "rdma-netdev", "rdma-ipam", "rdma-ipam-broker", "rdma-agent")
+    programs = ("rdma-device-plugin", "rdmactl", "rdma-netdev", "rdma-ipam", "rdma-agent")
     missing = [p for p in programs if not (PROGRAMS / p).exists()]
     if missing:
         sys.exit(f"{', '.join(missing)} not in {PROGRAMS}: run `make build` first")
@@ -425,10 +434,15 @@ def main():
         everything.write_text(EVERYTHING)
         wrong += wrong_in("chart with every value", *chart(everything))
         wrong += wrong_in("chart without CNI programs", *chart(more=["--set", "cni.install=false"]))
-        # The component uninstall does not know of the agent.
-        wrong += wrong_in("chart, nfs-store + uninstall", *chart(profile("nfs-store"), profile("uninstall")))
+        # As components these do not combine: both change the agent's container, or the CronJob.
+        for names in (["nfs-store", "uninstall"], ["after-whereabouts", "openshift"]):
+            wrong += wrong_in(f"chart, {' + '.join(names)}", *chart(*map(profile, names)))
         for names in [[], *([name] for name in PROFILES), *COMBINED]:
             wrong += sum(same_by_both(command, names, Path(scratch)))
+    if "RDMA_LAB_KUBERNETES" in os.environ:
+        wrong += said("CRD and admission policy on an API server", list(on_api_server.wrong()))
+    else:
+        print("skipped  CRD and admission policy on an API server: RDMA_LAB_KUBERNETES is not set")
     print(f"Kubernetes {' and '.join(VERSIONS)}; rendered by {' '.join(command)} and helm")
     sys.exit(1 if wrong else 0)
 

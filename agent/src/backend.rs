@@ -34,12 +34,23 @@ impl Read {
 }
 
 /// What became of a compare-and-swap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Swap {
     /// The document has this version now.
     Won(u64),
     /// Another writer changed the document. It may have gone on from this change.
     Lost,
+    /// The store does not let this node make this change, and says why.
+    Denied(String),
+}
+
+/// How old an answer may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Age {
+    /// As it is now.
+    Now,
+    /// As some server remembers it, which costs the cluster nothing.
+    Any,
 }
 
 /// How often documents are looked at.
@@ -47,8 +58,10 @@ pub enum Swap {
 pub struct Pace {
     /// Those with parts of this node.
     pub look: Duration,
-    /// Those in which other nodes ask, or soon will.
+    /// Those in which other nodes ask, or soon will: perhaps a pod ended meanwhile.
     pub urgent: Duration,
+    /// Whether somebody tells of changes, so that what was read last is good enough until then.
+    pub is_told: bool,
     /// Those in which this node asks.
     pub poll: Duration,
     /// How many documents are read for a claim, before it is asked which have no room.
@@ -59,14 +72,16 @@ pub struct Pace {
 const OF_DIRECTORY: Pace = Pace {
     look: Duration::from_secs(8),
     urgent: Duration::from_secs(2),
+    is_told: false,
     poll: Duration::from_millis(250),
     reads: usize::MAX,
 };
 /// The API tells of them; this is for what the watch missed.
 const OF_API: Pace = Pace {
     look: Duration::from_mins(10),
-    urgent: Duration::from_mins(1),
-    poll: Duration::from_secs(2),
+    urgent: Duration::from_secs(2),
+    is_told: true,
+    poll: Duration::from_secs(10),
     reads: 8,
 };
 
@@ -150,7 +165,7 @@ impl Backend {
         }
     }
 
-    /// The subnets in which a node may have parts, as they are now.
+    /// The subnets in which a node may have parts.
     ///
     /// # Errors
     /// They cannot be listed.
@@ -158,13 +173,14 @@ impl Backend {
         &self,
         space: &AddressSpace,
         node: &str,
+        age: Age,
     ) -> Result<Vec<IpNetwork>, BackendError> {
         match self {
             Self::Directory(directory) => {
                 ipam::directory::check(directory.path())?;
                 Ok(directory.subnets(space)?)
             }
-            Self::Api(api) => Ok(api.subnets(space, node)?),
+            Self::Api(api) => Ok(api.subnets(space, node, age)?),
         }
     }
 

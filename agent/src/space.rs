@@ -15,17 +15,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipam::space::AddressSpace;
 use ipam::leases::{Leases, since_boot};
 use ipam::owned::{self, Owned};
 use ipam::range::Range;
+use ipam::space::AddressSpace;
 use ipam::subnet::{Change, Changed, Document, change, piece, subnet_of};
 use ipnetwork::IpNetwork;
 use node::random::random64;
 use node_wire::{Failure, FailureKind, PartsChange, PartsChanged, Room};
 use tokio::sync::oneshot;
 
-use crate::backend::{Backend, BackendError, Pace, Read, Swap};
+use crate::backend::{Age, Backend, BackendError, Pace, Read, Swap};
 use crate::decide::{self, Busy, Decision, History, Ids, Inputs, Mode, ThisNode};
 use crate::goal::{Goal, Phase, Waiting};
 use crate::reserve::{Outcome, Reservation};
@@ -103,6 +103,8 @@ pub struct Space {
     goals: Vec<Goal>,
     /// When each document is read next.
     watched: BTreeMap<IpNetwork, Instant>,
+    /// Documents in which others ask, as they were read last, where changes are told.
+    asked: BTreeMap<IpNetwork, Read>,
     /// When the documents are listed that may name this node, until that is done.
     list_due: Option<Instant>,
     pending: BTreeSet<String>,
@@ -151,6 +153,7 @@ impl Space {
             leases,
             history: History::default(),
             goals: Vec::new(),
+            asked: BTreeMap::new(),
             list_due: Some(now),
             pending: BTreeSet::new(),
             restored: BTreeMap::new(),
@@ -180,6 +183,7 @@ impl Space {
                 }
             }
             Message::News(subnet) => {
+                self.asked.remove(&subnet);
                 self.watched.insert(subnet, now);
                 let asks = |goal: &&mut Goal| matches!(goal.phase, Phase::Ask(_));
                 for goal in self.goals.iter_mut().filter(asks) {
@@ -226,7 +230,10 @@ impl Space {
         if let Some((subnet, _)) = due.map(|(subnet, due)| (*subnet, *due)) {
             self.watched.insert(subnet, now + self.pace().look);
             // The fault is in the status.
-            let _ = self.visit(subnet, Mode::Usual, now);
+            let _ = match self.asked.remove(&subnet) {
+                Some(read) => self.settle(read, Mode::Usual, now),
+                None => self.visit(subnet, Mode::Usual, now),
+            };
             return Duration::ZERO;
         }
         let goals = self
@@ -275,10 +282,7 @@ impl Space {
     }
 
     /// Calls the store, which may hang.
-    fn call<T>(
-        &self,
-        call: impl FnOnce(&Backend) -> Result<T, BackendError>,
-    ) -> Result<T, Fault> {
+    fn call<T>(&self, call: impl FnOnce(&Backend) -> Result<T, BackendError>) -> Result<T, Fault> {
         self.note(|status| status.calling = Some(Instant::now()));
         #[cfg(test)]
         tests::kill::point()?;
@@ -297,7 +301,8 @@ impl Space {
     }
 
     fn list(&mut self, now: Instant) {
-        let subnets = self.call(|backend| backend.subnets(&self.space, &self.context.node.name));
+        let subnets =
+            self.call(|backend| backend.subnets(&self.space, &self.context.node.name, Age::Any));
         self.list_due = subnets.is_err().then(|| now + RETRY_INTERVAL);
         for subnet in subnets.into_iter().flatten() {
             self.watched.entry(subnet).or_insert(now);
@@ -330,6 +335,7 @@ impl Space {
 
     /// Reads a document and does what follows from it. Returns it as it is afterwards.
     fn visit(&mut self, subnet: IpNetwork, mode: Mode, now: Instant) -> Result<Read, Fault> {
+        self.asked.remove(&subnet);
         let read = self.call(|backend| backend.read(&self.space, subnet))?;
         self.settle(read, mode, now)
     }
@@ -358,6 +364,9 @@ impl Space {
                 false => self.watched.remove(&subnet),
             };
             if next == read.document {
+                if decision.is_urgent && self.pace().is_told {
+                    self.asked.insert(subnet, read.clone());
+                }
                 return Ok(read);
             }
             let news: Vec<String> = decision.changes.iter().filter_map(new_id).collect();
@@ -387,6 +396,7 @@ impl Space {
                 self.note(|status| status.writes += 1);
                 Ok(Some(self.backend.written(&self.space, read, next, version)))
             }
+            Swap::Denied(why) => Err(why),
             // Perhaps another node went on from it, so they stay asked for.
             Swap::Lost => {
                 self.note(|status| status.lost += 1);

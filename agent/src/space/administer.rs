@@ -12,6 +12,7 @@ use node::random::random64;
 use node_wire::{Failure, FailureKind, PartsChange, PartsChanged};
 
 use super::{Fault, Space};
+use crate::backend::Age;
 use crate::decide::{self, Mode};
 use crate::reserve::{self, Outcome, Reservation};
 
@@ -68,7 +69,7 @@ impl Space {
             }
             PartsChange::ReleaseNode(node) => {
                 let subnets = self
-                    .call(|backend| backend.subnets(&self.space, node))
+                    .call(|backend| backend.subnets(&self.space, node, Age::Now))
                     .map_err(fault)?;
                 let mut changed = PartsChanged::default();
                 for subnet in subnets {

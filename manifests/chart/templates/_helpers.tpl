@@ -13,15 +13,16 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
-{{- /* Not empty if the nodes get a policy with a store of type kubernetes: then there is a broker. */}}
-{{- define "has-broker" -}}
+{{- /* Not empty if the nodes get a policy with a store in the Kubernetes API: then the agent has a token. */}}
+{{- define "has-api" -}}
 {{- if .Values.cni.install }}
 {{- range .Values.policy.stores }}{{ if eq (toString .type) "kubernetes" }}yes{{ end }}{{ end }}
 {{- end }}
 {{- end }}
 
-{{- /* Not empty if the nodes get a policy with a store in a shared directory: then there is an agent. */}}
+{{- /* Not empty if the nodes get a policy with a store that nodes share: then there is an agent. */}}
 {{- define "has-agent" -}}
+{{- include "has-api" . }}
 {{- if .Values.cni.install }}
 {{- range .Values.policy.stores }}{{ if .directory }}yes{{ end }}{{ end }}
 {{- end }}
@@ -68,11 +69,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- define "policy" -}}
 {{- range $name, $store := .Values.policy.stores }}
-{{- $foreign := ternary (list "directory") (list "after") (eq $store.type "kubernetes") }}
-{{- range $foreign }}
-{{- if hasKey $store . }}
-{{- fail (printf "policy.stores.%s: a store of type %s cannot have the key %s; set it to null" $name $store.type .) }}
-{{- end }}
+{{- if and (eq $store.type "kubernetes") (hasKey $store "directory") }}
+{{- fail (printf "policy.stores.%s: a store of type kubernetes cannot have the key directory; set it to null" $name) }}
 {{- end }}
 {{- if and $store.directory (not $.Values.sharedStore) (not $.Values.extraVolumeMounts) }}
 {{- fail (printf "policy.stores.%s: set sharedStore to the mount point of the file system that holds %s" $name $store.directory) }}
@@ -164,7 +162,7 @@ livenessProbe:
   periodSeconds: 30
   timeoutSeconds: 5
   failureThreshold: 4
-# Root owns the files that it writes. It needs neither a token nor the host's files but these.
+# Root owns the files that it writes.
 securityContext:
   runAsUser: 0
   allowPrivilegeEscalation: false
@@ -176,6 +174,11 @@ securityContext:
 resources:
   {{- toYaml .Values.agent.resources | nindent 2 }}
 volumeMounts:
+{{- if include "has-api" . }}
+- name: agent-token
+  mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+  readOnly: true
+{{- end }}
 - name: policy
   mountPath: /etc/rdma-netdev
   readOnly: true
