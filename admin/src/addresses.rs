@@ -15,6 +15,7 @@ use clap::{Args, Subcommand};
 use ipam::lease::Lease;
 use ipam::leases::{LeaseError, Leases};
 use ipam::plugin::Plugin;
+use node_wire::{PartsChange, Reserved};
 use serde_json::json;
 
 use crate::global::Global;
@@ -23,8 +24,7 @@ use crate::output::{Ended, Exit, complain, filters_before_command};
 /// Shows the ranges that this node leases from, what it owns, and who holds which address.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit status: 0 good, 1 failed, nothing found, fsck found something, or leases are left to import, \
-                  2 wrong usage."
+    after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
 )]
 pub(crate) struct Addresses {
     /// The store, by its name in the policy
@@ -47,11 +47,11 @@ enum Command {
     /// Give back what this node owns and does not use, before it leaves the cluster
     GiveBack(ownership::Space),
     /// Reserve what is free of a range, before its networks come from another program
-    Hold(ownership::RangeArgs),
+    Hold(ownership::Ranges),
     /// Reserve the addresses of a range that whereabouts or host-local leases; repeat it until none is left
     Import(ownership::Import),
     /// Free what hold reserved; imported leases stay reserved
-    Unhold(ownership::RangeArgs),
+    Unhold(ownership::Ranges),
     /// Show what contradicts what in this node's leases
     Fsck,
     /// Write leases into whereabouts' objects, for networks that go back to whereabouts
@@ -74,9 +74,15 @@ impl Addresses {
             Some(Command::Init) => ownership::init(&scope),
             Some(Command::Assign(command)) => command.run(&scope),
             Some(Command::GiveBack(space)) => ownership::give_back(&scope, space),
-            Some(Command::Hold(range)) => range.hold(&scope),
+            Some(Command::Hold(ranges)) => {
+                let text = |of: &Reserved| format!("{} addresses are held now", of.added);
+                ranges.change(&scope, PartsChange::Hold, text)
+            }
             Some(Command::Import(command)) => command.run(&scope),
-            Some(Command::Unhold(range)) => range.unhold(&scope),
+            Some(Command::Unhold(ranges)) => {
+                let text = |of: &Reserved| format!("{} addresses are free now", of.removed);
+                ranges.change(&scope, PartsChange::Unhold, text)
+            }
             Some(Command::Fsck) => fsck::run(&scope),
             Some(Command::Export(command)) => command.run(&scope),
         }

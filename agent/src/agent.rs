@@ -23,7 +23,8 @@ use node_server::metrics::{Sample, counter, gauge, number, text};
 use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 use node_wire::{
-    Answer, Failure, FailureKind, PartsChange, PartsQuestion, Question, Room, RoomMade, RoomNeed, RoomQuestion,
+    Answer, Failure, FailureKind, PartsChange, PartsQuestion, Question, Room, RoomMade, RoomNeed,
+    RoomQuestion,
 };
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -761,7 +762,7 @@ mod tests {
         assert!(metrics.contains("rdma_agent_store_failing{"), "{metrics}");
     }
 
-    #[tokio::test(flavor = "multi_thread")]
+    #[tokio::test]
     async fn a_range_of_several_subnets_moves_from_host_local() {
         let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         ipam::directory::init(share.path()).unwrap();
@@ -778,23 +779,43 @@ mod tests {
                 Err(failure) => Err(failure),
             }
         };
-        let counts = |added, removed, left| node_wire::Reserved { added, removed, left };
+        let counts = |added, removed, left| node_wire::Reserved {
+            added,
+            removed,
+            left,
+        };
         let range = "10.0.0.0/22".to_owned();
         let import = |lasts: &[u8]| PartsChange::Import {
             range: range.clone(),
             leases: node_wire::OldLeases::HostLocal {
                 network: "rail1".into(),
-                leases: lasts.iter().map(|last| ([10, 0, *last, *last].into(), "c1".into())).collect(),
+                leases: lasts
+                    .iter()
+                    .map(|last| ([10, 0, *last, *last].into(), "c1".into()))
+                    .collect(),
             },
         };
-        assert_eq!(ask(PartsChange::Hold(range.clone())).await.unwrap(), counts(1024, 0, 0));
-        assert_eq!(ask(PartsChange::Hold(range.clone())).await.unwrap(), counts(0, 0, 0));
+        assert_eq!(
+            ask(PartsChange::Hold(range.clone())).await.unwrap(),
+            counts(1024, 0, 0)
+        );
+        assert_eq!(
+            ask(PartsChange::Hold(range.clone())).await.unwrap(),
+            counts(0, 0, 0)
+        );
         assert_eq!(ask(import(&[1, 3, 77])).await.unwrap(), counts(2, 0, 2));
-        assert_eq!(ask(PartsChange::Unhold(range.clone())).await.unwrap(), counts(0, 1024, 0));
+        assert_eq!(
+            ask(PartsChange::Unhold(range.clone())).await.unwrap(),
+            counts(0, 1024, 0)
+        );
         let backend = &agent.stores["shared"].backend;
         let read = |subnet: &str| {
             let space = AddressSpace::new("shared", None);
-            backend.read(&space, subnet.parse().unwrap()).unwrap().document.parts
+            backend
+                .read(&space, subnet.parse().unwrap())
+                .unwrap()
+                .document
+                .parts
         };
         let parts = read("10.0.3.0/24");
         let text = parts.values().next().unwrap().reserved.as_deref();
@@ -811,6 +832,9 @@ mod tests {
         };
         let refused = ask(whereabouts).await.unwrap_err();
         assert_eq!(refused.kind, FailureKind::Mismatch);
-        assert!(refused.message.contains("is not of type kubernetes"), "{refused}");
+        assert!(
+            refused.message.contains("is not of type kubernetes"),
+            "{refused}"
+        );
     }
 }

@@ -349,7 +349,7 @@ mod tests {
                             match directory.swap(&space(), read.version, &next) {
                                 Ok(Swap::Won(version)) => won.push(version),
                                 Ok(Swap::Lost) => {}
-                                Err(error) => panic!("{error}"),
+                                other => panic!("{other:?}"),
                             }
                         }
                         won

@@ -112,7 +112,10 @@ pub fn decide(document: &Document, network: IpNetwork, reservation: &Reservation
             _ => before.clone(),
         };
         if after != before {
-            let (was, is) = (reservation.counts(before.as_deref()), reservation.counts(after.as_deref()));
+            let (was, is) = (
+                reservation.counts(before.as_deref()),
+                reservation.counts(after.as_deref()),
+            );
             outcome.added += u64::from(is && !was);
             outcome.removed += u64::from(was && !is);
             next.insert(address, after);
@@ -136,7 +139,11 @@ impl Outcome {
             self.left += u64::from(lease.is_some());
             return lease.map(|lease| import.text(lease));
         };
-        let held = if before.is_some_and(is_held) { HELD_TOO } else { "" };
+        let held = if before.is_some_and(is_held) {
+            HELD_TOO
+        } else {
+            ""
+        };
         let lease_before = before.and_then(|text| text.strip_prefix(&import.source));
         let is_ours = before == Some(HELD) || lease_before.is_some();
         match (lease, lease_before) {
@@ -157,7 +164,10 @@ impl Outcome {
                 return Some(import.text(lease) + held);
             }
             (None, Some(lease)) => {
-                let stale = (address, lease.strip_suffix(HELD_TOO).unwrap_or(lease).to_owned());
+                let stale = (
+                    address,
+                    lease.strip_suffix(HELD_TOO).unwrap_or(lease).to_owned(),
+                );
                 if import.over.contains(&stale) {
                     return (!held.is_empty()).then(|| HELD.to_owned());
                 }
@@ -184,7 +194,10 @@ fn rewrite(document: &Document, mut next: BTreeMap<IpAddr, Option<String>>) -> V
     }
     let texts: BTreeSet<String> = next.values().flatten().cloned().collect();
     for text in texts {
-        let has_it = |address: IpAddr| next.get(&address).is_some_and(|of| of.as_ref() == Some(&text));
+        let has_it = |address: IpAddr| {
+            next.get(&address)
+                .is_some_and(|of| of.as_ref() == Some(&text))
+        };
         let pieces = piece::cover(document.subnet, &has_it).into_iter();
         changes.extend(pieces.map(|piece| {
             let reserved = Some(text.clone());
@@ -262,12 +275,23 @@ mod tests {
 
     #[test]
     fn a_range_is_held_its_leases_are_imported_and_the_rest_is_freed() {
-        let before = document(&[("10.0.0.64/26", "node a"), ("10.0.0.255/32", "for the router")]);
+        let before = document(&[
+            ("10.0.0.64/26", "node a"),
+            ("10.0.0.255/32", "for the router"),
+        ]);
         let mut held = before.clone();
         let outcome = apply(&mut held, SUBNET, &Reservation::Hold);
         assert_eq!(counts(&outcome), (256 - 64 - 1, 0, 0));
-        assert!(net(SUBNET).iter().all(|address| held.parts.keys().any(|part| part.contains(address))));
-        let leases = [("10.0.0.5", "ml/a"), ("10.0.0.6", "ml/b"), ("10.0.0.200", "ml/a")];
+        assert!(
+            net(SUBNET)
+                .iter()
+                .all(|address| held.parts.keys().any(|part| part.contains(address)))
+        );
+        let leases = [
+            ("10.0.0.5", "ml/a"),
+            ("10.0.0.6", "ml/b"),
+            ("10.0.0.200", "ml/a"),
+        ];
         let outcome = apply(&mut held, SUBNET, &import(&leases, &[]));
         assert_eq!(counts(&outcome), (3, 0, 3));
         let outcome = apply(&mut held, SUBNET, &Reservation::Unhold);
@@ -290,7 +314,11 @@ mod tests {
     #[test]
     fn a_lease_that_ends_stays_reserved_while_its_pod_is_there() {
         let mut document = document(&[]);
-        apply(&mut document, SUBNET, &import(&[("10.0.0.5", "ml/a"), ("10.0.0.7", "ml/b")], &[]));
+        apply(
+            &mut document,
+            SUBNET,
+            &import(&[("10.0.0.5", "ml/a"), ("10.0.0.7", "ml/b")], &[]),
+        );
         let outcome = apply(&mut document, SUBNET, &import(&[("10.0.0.7", "ml/b")], &[]));
         assert_eq!(counts(&outcome), (0, 0, 2));
         let stale = ("10.0.0.5".parse().unwrap(), "ml/a".to_owned());
@@ -302,7 +330,11 @@ mod tests {
         assert_eq!(counts(&apply(&mut document, SUBNET, &gone)), (0, 1, 1));
         assert!(!document.parts.contains_key(&net("10.0.0.5/32")));
         // Its address has a next lease.
-        apply(&mut document, SUBNET, &import(&[("10.0.0.7", "ml/next")], &[]));
+        apply(
+            &mut document,
+            SUBNET,
+            &import(&[("10.0.0.7", "ml/next")], &[]),
+        );
         let text = document.parts[&net("10.0.0.7/32")].reserved.as_deref();
         assert_eq!(text, Some("whereabouts: ml/next"));
     }
@@ -311,7 +343,10 @@ mod tests {
     fn a_lease_that_ends_while_the_range_is_held_is_held_again() {
         let mut document = document(&[("10.0.0.128/25", "node a")]);
         let all: Vec<String> = (0..128).map(|last| format!("10.0.0.{last}")).collect();
-        let all: Vec<(&str, &str)> = all.iter().map(|address| (address.as_str(), "ml/a")).collect();
+        let all: Vec<(&str, &str)> = all
+            .iter()
+            .map(|address| (address.as_str(), "ml/a"))
+            .collect();
         apply(&mut document, SUBNET, &import(&all, &[]));
         let outcome = apply(&mut document, SUBNET, &Reservation::Hold);
         assert_eq!(counts(&outcome), (128, 0, 0), "also what is leased");
@@ -321,7 +356,10 @@ mod tests {
         assert_eq!(held, Some(HELD));
         apply(&mut document, SUBNET, &Reservation::Unhold);
         assert!(!document.parts.contains_key(&net("10.0.0.127/32")));
-        let kept = document.parts.values().filter_map(|part| part.reserved.as_deref());
+        let kept = document
+            .parts
+            .values()
+            .filter_map(|part| part.reserved.as_deref());
         assert!(kept.into_iter().all(|text| text == "whereabouts: ml/a"));
     }
 
@@ -333,15 +371,29 @@ mod tests {
             ("10.0.0.32/32", "host-local: gpu-18/rail1/0123"),
         ]);
         let mut after = before.clone();
-        let leases = [("10.0.0.3", "ml/a"), ("10.0.0.17", "ml/b"), ("10.0.0.32", "ml/c")];
+        let leases = [
+            ("10.0.0.3", "ml/a"),
+            ("10.0.0.17", "ml/b"),
+            ("10.0.0.32", "ml/c"),
+        ];
         let outcome = apply(&mut after, SUBNET, &import(&leases, &[]));
         assert_eq!(after, before);
-        let reasons: Vec<String> = outcome.refused.iter().map(|(at, why)| format!("{at}: {why}")).collect();
+        let reasons: Vec<String> = outcome
+            .refused
+            .iter()
+            .map(|(at, why)| format!("{at}: {why}"))
+            .collect();
         assert_eq!(reasons.len(), 3);
-        for (reason, says) in reasons.iter().zip(["node gpu-17", "for the router", "gpu-18/rail1"]) {
+        for (reason, says) in reasons
+            .iter()
+            .zip(["node gpu-17", "for the router", "gpu-18/rail1"])
+        {
             assert!(reason.contains(says), "{reason}");
         }
-        assert!(reasons[0].starts_with("10.0.0.3: whereabouts: ml/a has it"), "{reasons:?}");
+        assert!(
+            reasons[0].starts_with("10.0.0.3: whereabouts: ml/a has it"),
+            "{reasons:?}"
+        );
         // Nor does a hold or its end touch it.
         apply(&mut after, SUBNET, &Reservation::Hold);
         apply(&mut after, SUBNET, &Reservation::Unhold);
@@ -367,7 +419,10 @@ mod tests {
         apply(&mut document, SUBNET, &leases);
         let outcome = apply(&mut document, SUBNET, &import(&[], &[]));
         assert_eq!(outcome.stale[0].1, "?");
-        let longest = document.parts.values().filter_map(|part| part.reserved.as_ref());
+        let longest = document
+            .parts
+            .values()
+            .filter_map(|part| part.reserved.as_ref());
         assert!(longest.into_iter().all(|text| text.len() <= MAX_TEXT_BYTES));
     }
 
@@ -375,7 +430,11 @@ mod tests {
     fn an_ipv6_range_is_held_and_freed() {
         let mut document = Document::empty("default", "", net("fd00::/120"));
         apply(&mut document, "fd00::/120", &Reservation::Hold);
-        let outcome = apply(&mut document, "fd00::/120", &import(&[("fd00::5", "ml/a")], &[]));
+        let outcome = apply(
+            &mut document,
+            "fd00::/120",
+            &import(&[("fd00::5", "ml/a")], &[]),
+        );
         assert_eq!(counts(&outcome), (1, 0, 1));
         apply(&mut document, "fd00::/120", &Reservation::Unhold);
         let parts: Vec<String> = document.parts.keys().map(ToString::to_string).collect();

@@ -75,7 +75,11 @@ pub enum Message {
     News(IpNetwork),
     Parts(PartsChange, oneshot::Sender<Result<PartsChanged, Failure>>),
     /// Reserved addresses of a network in one subnet.
-    Reserve(IpNetwork, Reservation, oneshot::Sender<Result<Outcome, Failure>>),
+    Reserve(
+        IpNetwork,
+        Reservation,
+        oneshot::Sender<Result<Outcome, Failure>>,
+    ),
 }
 
 impl Message {

@@ -79,7 +79,12 @@ pub async fn leases(
             continue;
         };
         if !node.is_empty() && !is_node.contains_key(node) {
-            is_node.insert(node.to_owned(), is_there::<Node>(api, "Node", "/api/v1/nodes", node).await?.is_some());
+            is_node.insert(
+                node.to_owned(),
+                is_there::<Node>(api, "Node", "/api/v1/nodes", node)
+                    .await?
+                    .is_some(),
+            );
         }
         if is_node.get(node).copied().unwrap_or(true) {
             leases.extend(of_pool);
@@ -102,13 +107,18 @@ pub async fn use_of(api: &Api, pod: &str, address: IpAddr) -> Result<Option<Stri
     };
     let path = format!("/api/v1/namespaces/{namespace}/pods");
     let found = is_there::<Pod>(api, "pod", &path, name).await?;
-    Ok(found.filter(|found| may_use(found, address)).map(|_| format!("pod {pod} is there")))
+    Ok(found
+        .filter(|found| may_use(found, address))
+        .map(|_| format!("pod {pod} is there")))
 }
 
 /// Whether a pod may have an address: it does not if it ended, or if it says which ones it has. Another
 /// one of the same name may be there.
 fn may_use(pod: &Pod, address: IpAddr) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
     let annotations = pod.metadata.annotations.as_ref();
     let status = annotations.and_then(|annotations| annotations.get(NETWORK_STATUS));
     let status = status.and_then(|text| serde_json::from_str::<Vec<NetworkStatus>>(text).ok());
@@ -143,7 +153,9 @@ async fn list<S: DeserializeOwned>(
     let mut parameters = ListParams::default().limit(PAGE);
     let mut all = Vec::new();
     loop {
-        let page: List<S> = api.request(&what, Request::new(&*path).list(&parameters)).await?;
+        let page: List<S> = api
+            .request(&what, Request::new(&*path).list(&parameters))
+            .await?;
         all.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => parameters.continue_token = Some(token),
@@ -159,7 +171,9 @@ fn leases_of(pool: Object<Pool>) -> Option<(String, BTreeMap<IpAddr, String>)> {
     let name = pool.metadata.name?;
     let owner = owner_of_pool(&name, range)?.to_owned();
     let leases = pool.spec.allocations.into_iter();
-    let lease = |(offset, holder): (String, Holder)| Some((address(range, offset.parse().ok()?)?, holder.podref));
+    let lease = |(offset, holder): (String, Holder)| {
+        Some((address(range, offset.parse().ok()?)?, holder.podref))
+    };
     Some((owner, leases.filter_map(lease).collect()))
 }
 

@@ -12,11 +12,11 @@ use ipam::plugin::AGENT_SOCKET;
 use ipnetwork::IpNetwork;
 use node::policy::StoreKind;
 use node_wire::client;
-use node_wire::{OldLeases, PartsChange, PartsChanged, PartsQuestion};
+use node_wire::{OldLeases, PartsChange, PartsChanged, PartsQuestion, Reserved};
 use serde_json::json;
 
 use super::Scope;
-use crate::output::{Ended, Exit, complain, confirmed};
+use crate::output::{Ended, Exit, complain, confirmed, say};
 
 /// The agent answers earlier about parts. A range may have thousands of subnets.
 const LIMIT: Duration = Duration::from_secs(35);
@@ -94,33 +94,50 @@ pub(super) fn release(
 }
 
 #[derive(Debug, Args)]
-pub(super) struct RangeArgs {
+pub(super) struct Ranges {
     /// The range, as 10.56.0.0/20: at most 4,096 times 256 addresses
-    range: IpNetwork,
+    #[arg(required = true, value_name = "RANGE")]
+    ranges: Vec<IpNetwork>,
     #[command(flatten)]
     space: Space,
 }
 
-impl RangeArgs {
-    pub(super) fn hold(&self, scope: &Scope<'_>) -> Ended {
-        let change = PartsChange::Hold(self.range.to_string());
-        change_parts(scope, &self.space, change, "")
-    }
-
-    pub(super) fn unhold(&self, scope: &Scope<'_>) -> Ended {
-        let change = PartsChange::Unhold(self.range.to_string());
-        change_parts(scope, &self.space, change, "")
+impl Ranges {
+    pub(super) fn change(
+        &self,
+        scope: &Scope<'_>,
+        change: impl Fn(String) -> PartsChange,
+        text: impl Fn(&Reserved) -> String,
+    ) -> Ended {
+        let mut documents = Vec::new();
+        for range in &self.ranges {
+            let changed = ask(scope, &self.space, change(range.to_string()), RANGE_LIMIT)
+                .with_context(|| format!("{range}; what was done stays, repeat it"))?;
+            let reserved = changed.reserved.unwrap_or_default();
+            if !scope.global.json {
+                say(&format!("{range}: {}\n", text(&reserved)));
+            }
+            for (address, why) in &changed.kept {
+                complain(&format!("{address}: {why}"));
+            }
+            documents.push(
+                json!({"range": range, "added": reserved.added, "removed": reserved.removed,
+                "left": reserved.left, "kept": changed.kept}),
+            );
+        }
+        scope.global.say(json!({"ranges": documents}), String::new);
+        Ok(Exit::Good)
     }
 }
 
 #[derive(Debug, Args)]
 pub(super) struct Import {
     #[command(flatten)]
-    of: RangeArgs,
+    ranges: Ranges,
     /// Namespace of whereabouts' objects
     #[arg(long, default_value = "kube-system")]
     namespace: String,
-    /// Import host-local's leases of this node instead, from its directory, as /var/lib/cni/networks/rail1
+    /// Import what host-local leases on this node, from its directory, as /var/lib/cni/networks/rail1
     #[arg(long, value_name = "DIR", conflicts_with = "namespace")]
     host_local: Option<PathBuf>,
 }
@@ -137,9 +154,16 @@ impl Import {
                 host_local(&path).with_context(|| format!("read {}", path.display()))?
             }
         };
-        let range = self.of.range.to_string();
-        let change = PartsChange::Import { range, leases };
-        change_parts(scope, &self.of.space, change, "")
+        let change = |range| PartsChange::Import {
+            range,
+            leases: leases.clone(),
+        };
+        self.ranges.change(scope, change, |of| {
+            format!(
+                "{} added, {} removed, {} left",
+                of.added, of.removed, of.left
+            )
+        })
     }
 }
 
@@ -152,14 +176,22 @@ fn host_local(directory: &Path) -> Result<OldLeases> {
     let mut leases = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
-        let Some(address) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+        let Some(address) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
             continue;
         };
         let Some(text) = node::trust::read(&entry.path(), 4096)? else {
             continue;
         };
         let text = String::from_utf8_lossy(&text);
-        let container: String = text.chars().take_while(char::is_ascii_alphanumeric).take(12).collect();
+        let container: String = text
+            .chars()
+            .take_while(char::is_ascii_alphanumeric)
+            .take(12)
+            .collect();
         leases.push((address, container));
     }
     leases.sort_unstable();
@@ -170,32 +202,24 @@ fn host_local(directory: &Path) -> Result<OldLeases> {
 }
 
 fn change_parts(scope: &Scope<'_>, space: &Space, change: PartsChange, done: &str) -> Ended {
-    let is_import = matches!(change, PartsChange::Import { .. });
-    let PartsChanged {
-        changed,
-        kept,
-        reserved,
-    } = ask(scope, space, change)?;
-    let document = match &reserved {
-        None => json!({"changed": changed, "kept": kept}),
-        Some(reserved) => json!({"added": reserved.added, "removed": reserved.removed, "left": reserved.left, "kept": kept}),
-    };
-    scope.global.say(document, || match reserved {
-        None => changed.iter().map(|part| format!("{part} {done}\n")).collect(),
-        Some(of) if is_import => format!("{} added, {} removed, {} left\n", of.added, of.removed, of.left),
-        Some(of) => format!("{} addresses held, {} no longer\n", of.added, of.removed),
+    let PartsChanged { changed, kept, .. } = ask(scope, space, change, LIMIT)?;
+    let document = json!({"changed": changed, "kept": kept});
+    scope.global.say(document, || {
+        let lines = changed.iter().map(|part| format!("{part} {done}\n"));
+        lines.collect()
     });
     for (part, why) in &kept {
         complain(&format!("{part} stays: {why}"));
     }
-    Ok(Exit::good_if(kept.is_empty() && reserved.is_none_or(|of| of.left == 0)))
+    Ok(Exit::good_if(kept.is_empty()))
 }
 
-fn ask(scope: &Scope<'_>, space: &Space, change: PartsChange) -> Result<PartsChanged> {
-    let limit = match change {
-        PartsChange::Hold(_) | PartsChange::Unhold(_) | PartsChange::Import { .. } => RANGE_LIMIT,
-        _ => LIMIT,
-    };
+fn ask(
+    scope: &Scope<'_>,
+    space: &Space,
+    change: PartsChange,
+    limit: Duration,
+) -> Result<PartsChanged> {
     let network_name = space.network_name.clone().filter(|name| !name.is_empty());
     let question = PartsQuestion {
         store: scope.store.to_owned(),
@@ -216,7 +240,10 @@ mod tests {
         let directory = place.path().join("rail1");
         std::fs::create_dir(&directory).unwrap();
         let why = format!("{:#}", host_local(&directory).unwrap_err());
-        assert!(why.contains("not a directory of host-local's leases"), "{why}");
+        assert!(
+            why.contains("not a directory of host-local's leases"),
+            "{why}"
+        );
         for (name, text) in [
             ("lock", ""),
             ("last_reserved_ip.0", "10.0.0.5"),
@@ -225,7 +252,8 @@ mod tests {
         ] {
             std::fs::write(directory.join(name), text).unwrap();
         }
-        let lease = |address: &str, container: &str| (address.parse().unwrap(), container.to_owned());
+        let lease =
+            |address: &str, container: &str| (address.parse().unwrap(), container.to_owned());
         let expected = OldLeases::HostLocal {
             network: "rail1".into(),
             leases: vec![lease("10.0.0.5", "0123456789ab"), lease("10.0.0.6", "")],

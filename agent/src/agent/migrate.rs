@@ -78,10 +78,14 @@ impl Agent {
             let within = leases.range(network.network()..=network.broadcast());
             let mut import = Import {
                 source: source.clone(),
-                leases: within.map(|(address, who)| (*address, who.clone())).collect(),
+                leases: within
+                    .map(|(address, who)| (*address, who.clone()))
+                    .collect(),
                 over: BTreeSet::new(),
             };
-            let first = self.reserve(space, network, Reservation::Import(import.clone())).await?;
+            let first = self
+                .reserve(space, network, Reservation::Import(import.clone()))
+                .await?;
             let (mut added, mut removed, mut last) = (first.added, first.removed, first);
             let mut reasons = BTreeMap::new();
             for (address, pod) in &last.stale {
@@ -91,7 +95,9 @@ impl Agent {
                 }
             }
             if !import.over.is_empty() {
-                last = self.reserve(space, network, Reservation::Import(import)).await?;
+                last = self
+                    .reserve(space, network, Reservation::Import(import))
+                    .await?;
                 (added, removed) = (added + last.added, removed + last.removed);
             }
             total.added += added;
@@ -99,7 +105,10 @@ impl Agent {
             total.left += last.left + last.refused.len() as u64;
             let stale = last.stale.iter().filter_map(|(address, _)| {
                 let why = reasons.get(address)?;
-                Some((address.to_string(), format!("{source} has no lease of it, but {why}")))
+                Some((
+                    address.to_string(),
+                    format!("{source} has no lease of it, but {why}"),
+                ))
             });
             let refused = last.refused.iter();
             let refused = refused.map(|(address, why)| (address.to_string(), why.clone()));
@@ -148,7 +157,9 @@ impl Users<'_> {
         if fault.is_none() {
             match whereabouts::use_of(api, pod, address).await {
                 Ok(reason) => return reason,
-                Err(error) => *fault = Some(format!("it is not known which pods are there: {error}")),
+                Err(error) => {
+                    *fault = Some(format!("it is not known which pods are there: {error}"))
+                }
             }
         }
         fault.clone()
@@ -166,7 +177,8 @@ fn unread(error: ApiError) -> Failure {
 }
 
 fn malformed(text: &str) -> Failure {
-    let why = format!("{text:?} is not as expected: a range as 10.56.0.0/20, a namespace as kube-system");
+    let why =
+        format!("{text:?} is not as expected: a range as 10.56.0.0/20, a namespace as kube-system");
     Failure::new(FailureKind::Mismatch, why)
 }
 
@@ -188,7 +200,8 @@ fn networks(range: &str) -> Result<Vec<IpNetwork>, Failure> {
         return Err(Failure::new(FailureKind::Mismatch, why));
     };
     let first = bits(whole.network());
-    let network = |number: u32| IpNetwork::new(from_bits(v4, first + (u128::from(number) << 8)), prefix).ok();
+    let network =
+        |number: u32| IpNetwork::new(from_bits(v4, first + (u128::from(number) << 8)), prefix).ok();
     Ok((0..count).filter_map(network).collect())
 }
 

@@ -931,7 +931,12 @@ fn a_space_of_which_the_node_has_nothing_leaves_no_file() {
 
 /// What whereabouts leases, from one host number to another.
 fn whereabouts(numbers: std::ops::RangeInclusive<u8>) -> Import {
-    let lease = |number| (IpAddr::from([10, 0, 0, number]), format!("ml/worker-{number}"));
+    let lease = |number| {
+        (
+            IpAddr::from([10, 0, 0, number]),
+            format!("ml/worker-{number}"),
+        )
+    };
     Import {
         source: WHEREABOUTS.to_owned(),
         leases: numbers.map(lease).collect(),
@@ -951,7 +956,12 @@ fn an_add_in_a_held_range_fails_by_the_hold_and_has_an_address_behind_it() {
         let (refused, _) = cluster.try_add(1, "a", &range, requested, room, limit);
         let refused = refused.unwrap_err();
         assert_eq!(refused.kind, FailureKind::TryAgain);
-        assert!(refused.message.contains("rdmactl addresses unhold 10.0.0.0/24"), "{refused}");
+        assert!(
+            refused
+                .message
+                .contains("rdmactl addresses unhold 10.0.0.0/24"),
+            "{refused}"
+        );
     }
     let space = &mut cluster.machines[0].space;
     let import = Reservation::Import(whereabouts(1..=200));
@@ -964,7 +974,10 @@ fn an_add_in_a_held_range_fails_by_the_hold_and_has_an_address_behind_it() {
     let (refused, _) = cluster.try_add(1, "c", &range, Some(five), Room::Exact(five), LIMIT);
     let refused = refused.unwrap_err();
     assert_eq!(refused.kind, FailureKind::HeldByAnotherNode);
-    assert!(refused.message.contains("whereabouts: ml/worker-5"), "{refused}");
+    assert!(
+        refused.message.contains("whereabouts: ml/worker-5"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -979,7 +992,10 @@ fn a_lease_in_a_part_of_a_node_is_reported_and_the_part_stays() {
     let outcome = space.reserve(subnet, &Reservation::Import(import)).unwrap();
     let (found, why) = &outcome.refused[0];
     assert_eq!(*found, address);
-    assert!(why.contains("ml/a has it") && why.contains("node n1"), "{why}");
+    assert!(
+        why.contains("ml/a has it") && why.contains("node n1"),
+        "{why}"
+    );
     assert_eq!(cluster.document("10.0.0.0/24"), before);
 }
 
@@ -1004,7 +1020,11 @@ fn a_range_moves_though_the_agent_dies_at_each_point() {
         kill::never();
         let document = cluster.document("10.0.0.0/24");
         let parts: Vec<String> = document.parts.keys().map(ToString::to_string).collect();
-        assert_eq!(parts, ["10.0.0.5/32", "10.0.0.6/32", "10.0.0.7/32"], "{points}");
+        assert_eq!(
+            parts,
+            ["10.0.0.5/32", "10.0.0.6/32", "10.0.0.7/32"],
+            "{points}"
+        );
     }
 }
 
@@ -1037,11 +1057,19 @@ fn two_nodes_import_and_a_third_one_claims_at_one_time() {
         });
     });
     let mut last = machine("n3");
-    let outcome = last.space.reserve(subnet, &Reservation::Import(whereabouts(1..=60))).unwrap();
+    let outcome = last
+        .space
+        .reserve(subnet, &Reservation::Import(whereabouts(1..=60)))
+        .unwrap();
     assert_eq!(outcome.left + outcome.refused.len() as u64, 60, "each once");
     let read = last.share.read(&address_space(), subnet).unwrap().document;
     assert!(read.in_doubt().is_empty(), "{read:?}");
-    let ours: usize = read.parts.iter().filter(|(_, part)| part.node == "n2").map(|(piece, _)| piece::size(*piece)).sum();
+    let ours: usize = read
+        .parts
+        .iter()
+        .filter(|(_, part)| part.node == "n2")
+        .map(|(piece, _)| piece::size(*piece))
+        .sum();
     assert!(ours >= 20, "{read:?}");
 }
 
@@ -1054,8 +1082,14 @@ fn a_part_is_not_assigned_to_what_is_not_a_name() {
             node: node.into(),
         };
         let now = cluster.now;
-        let refused = cluster.machines[0].space.administer(&assign, now).unwrap_err();
-        assert!(refused.message.contains("is not a node's name"), "{refused}");
+        let refused = cluster.machines[0]
+            .space
+            .administer(&assign, now)
+            .unwrap_err();
+        assert!(
+            refused.message.contains("is not a node's name"),
+            "{refused}"
+        );
     }
     assert!(cluster.document("10.0.0.0/24").parts.is_empty());
 }
