@@ -133,7 +133,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
                 .values()
                 .for_each(|version| api.remember(*version));
         }
-        drop(agent.worker(&space)?);
+        agent.tell(&space, None)?;
     }
     for name in agent.stores.keys() {
         tokio::spawn(follow(agent.clone(), name.clone()));
@@ -225,7 +225,7 @@ impl Agent {
         let spaces = tokio::task::spawn_blocking(move || backend.spaces(&owned));
         let spaces = spaces.await.map_err(|error| error.to_string())?;
         for space in spaces.map_err(|error| error.to_string())? {
-            self.worker(&space).map_err(|failure| failure.message)?;
+            self.tell(&space, None).map_err(|failure| failure.message)?;
         }
         Ok(())
     }
@@ -236,10 +236,8 @@ impl Agent {
         *lock(&store.fault) = None;
         let tell = |news: News| {
             // Of another store of the API, or of a space that it does not use any more: nothing waits here.
-            if self.stores.contains_key(&news.space.store)
-                && let Ok(messages) = self.worker(&news.space)
-            {
-                let _ = messages.send(Message::News(news.subnet));
+            if self.stores.contains_key(&news.space.store) {
+                let _ = self.tell(&news.space, Some(Message::News(news.subnet)));
             }
         };
         api.watch(tell).await.map_err(|error| error.to_string())
@@ -272,8 +270,8 @@ impl Agent {
         }
     }
 
-    /// The thread of a space; starts it if need be.
-    fn worker(&self, space: &AddressSpace) -> Result<mpsc::Sender<Message>, Failure> {
+    /// Sends a message to the thread of a space; starts it if need be.
+    fn tell(&self, space: &AddressSpace, message: Option<Message>) -> Result<(), Failure> {
         let mismatch = |why: String| Failure::new(FailureKind::Mismatch, why);
         let Some(Store { backend, .. }) = self.stores.get(&space.store) else {
             return Err(mismatch(format!(
@@ -291,7 +289,12 @@ impl Agent {
         let mut workers = lock(&self.workers);
         workers.retain(|_, worker| !worker.thread.is_finished());
         if let Some(worker) = workers.get(space) {
-            return Ok(worker.messages.clone());
+            let status = lock(&worker.status);
+            if !status.is_over {
+                // It does not end before it has read this.
+                let _ = message.map(|message| worker.messages.send(message));
+                return Ok(());
+            }
         }
         if workers.len() >= MAX_SPACES {
             let why = format!("this node uses {MAX_SPACES} address spaces already");
@@ -320,14 +323,15 @@ impl Agent {
             let why = format!("cannot start a thread: {error}");
             Failure::new(FailureKind::TryAgain, why)
         })?;
+        let _ = message.map(|message| sender.send(message));
         let worker = Worker {
-            messages: sender.clone(),
+            messages: sender,
             thread,
             status,
             store,
         };
         workers.insert(space.clone(), worker);
-        Ok(sender)
+        Ok(())
     }
 
     async fn make_room(&self, question: RoomQuestion) -> Result<RoomMade, Failure> {
@@ -337,7 +341,6 @@ impl Agent {
         let mut answers = Vec::new();
         for need in &question.needs {
             let (space, range) = parse(need)?;
-            let messages = self.worker(&space)?;
             let (reply, answer) = oneshot::channel();
             let count = match need.room {
                 Room::Addresses(count) => u64::from(count.max(1)),
@@ -348,7 +351,7 @@ impl Agent {
                 deadline,
                 reply,
             };
-            let _ = messages.send(Message::Room(range, need.room, waiting));
+            self.tell(&space, Some(Message::Room(range, need.room, waiting)))?;
             answers.push((space, answer));
         }
         for (space, answer) in answers {
@@ -383,7 +386,7 @@ impl Agent {
         message: impl FnOnce(oneshot::Sender<Result<T, Failure>>) -> Message,
     ) -> Result<T, Failure> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.worker(space)?.send(message(reply));
+        self.tell(space, Some(message(reply)))?;
         match timeout(PARTS_LIMIT, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(Failure::new(FailureKind::TryAgain, "the agent ends")),
@@ -537,7 +540,17 @@ fn work(
     loop {
         match messages.recv_timeout(wait) {
             Ok(message) => space.ask(message, Instant::now()),
-            Err(mpsc::RecvTimeoutError::Timeout) if space.is_idle() => return space.close(),
+            Err(mpsc::RecvTimeoutError::Timeout) if !wait.is_zero() && space.is_idle() => {
+                let mut status = lock(status);
+                let Ok(message) = messages.try_recv() else {
+                    // Who asks later starts another thread.
+                    status.is_over = true;
+                    drop(status);
+                    return space.close();
+                };
+                drop(status);
+                space.ask(message, Instant::now());
+            }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         }

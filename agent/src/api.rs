@@ -83,8 +83,8 @@ struct Counts {
 struct Known {
     /// The highest version that was seen.
     highest: u64,
-    /// Since when its truth is older than that.
-    restored: Option<Instant>,
+    /// How often its truth was older than that, and since when.
+    restored: Option<(u64, Instant)>,
     nodes: Option<(Instant, u64)>,
 }
 
@@ -215,7 +215,12 @@ impl Api {
         let what = format!("read {KIND} {name}");
         let request = Request::new(PATH).get(&name, &GetParams::default());
         match self.send::<Object>(&what, request) {
-            Ok(object) => parse(object, space, subnet).map_err(|why| ApiError::Wrong { what, why }),
+            Ok(object) => {
+                let read = parse(object, space, subnet);
+                let read = read.map_err(|why| ApiError::Wrong { what, why })?;
+                self.remember(read.version);
+                Ok(read)
+            }
             Err(ApiError::Refused { code: 404, .. }) => Ok(Read::none(space, subnet)),
             Err(error) => Err(error),
         }
@@ -233,6 +238,7 @@ impl Api {
     ) -> Result<Swap, ApiError> {
         let name = name(space, next.subnet);
         let labels = labels(space, &read.document, next);
+        let before = self.highest();
         let request = match read.version {
             0 => {
                 let object = Object {
@@ -273,7 +279,7 @@ impl Api {
             Err(error) => return Err(error),
         };
         let version = version_of(written.metadata.resource_version.as_deref());
-        self.saw(version);
+        self.saw(before, version);
         if next.parts.is_empty() {
             self.delete(&name, &written.metadata);
         }
@@ -388,39 +394,42 @@ impl Api {
         }
     }
 
-    /// A version that the node saw before it was started.
+    /// A version that was seen of the store.
     pub fn remember(&self, version: u64) {
         self.known(|known| known.highest = known.highest.max(version));
     }
 
-    /// The version of the whole store now.
-    fn saw(&self, version: u64) {
+    fn highest(&self) -> u64 {
+        self.known(|known| known.highest)
+    }
+
+    /// The version of the whole store, which answers a request that was made when another one had been seen.
+    fn saw(&self, before: u64, version: u64) {
         self.known(|known| {
-            if version >= known.highest {
-                known.highest = version;
-            } else if known.restored.is_none() {
-                tracing::error!(
-                    version,
-                    before = known.highest,
-                    "the Kubernetes API is older than before: restored from a backup? For 15 minutes nothing \
-                     is claimed but what this node had"
-                );
-                known.restored = Some(Instant::now());
+            // The other one was found to be of a truth that is gone.
+            let is_known = known.highest < before;
+            if version >= before || is_known {
+                known.highest = known.highest.max(version);
+                return;
             }
+            tracing::error!(
+                version,
+                before,
+                "the Kubernetes API is older than before: restored from a backup? For 15 minutes nothing is \
+                 claimed but what this node had"
+            );
+            known.highest = version;
+            known.restored = Some((known.restored.map_or(1, |(number, _)| number + 1), Instant::now()));
         });
     }
 
-    /// Whether the store is older than what was seen of it, since less than a quarter of an hour.
+    /// Which time it is that the store is older than what was seen of it, for a quarter of an hour.
     #[must_use]
-    pub fn is_restored(&self) -> bool {
+    pub fn restored(&self) -> Option<u64> {
         self.known(|known| {
-            if known
-                .restored
-                .is_some_and(|since| since.elapsed() >= RESTORED_REST)
-            {
-                (known.restored, known.highest) = (None, 0);
-            }
-            known.restored.is_some()
+            let restored = known.restored;
+            let fresh = restored.filter(|(_, since)| since.elapsed() < RESTORED_REST);
+            fresh.map(|(number, _)| number)
         })
     }
 
@@ -429,10 +438,14 @@ impl Api {
     /// # Errors
     /// The API does not answer.
     pub async fn look(&self) -> Result<(), ApiError> {
+        let before = self.highest();
         // From etcd: one item and the version of all.
         let request = Request::new(PATH).list_metadata(&ListParams::default().limit(1));
         let list: List = self.request(&format!("list {KIND}s"), request).await?;
-        self.saw(version_of(list.metadata.resource_version.as_deref()));
+        self.saw(
+            before,
+            version_of(list.metadata.resource_version.as_deref()),
+        );
         Ok(())
     }
 

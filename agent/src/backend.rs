@@ -229,12 +229,12 @@ impl Backend {
         }
     }
 
-    /// Whether the store is as a whole older than what was seen of it.
+    /// Which time it is that the store is as a whole older than what was seen of it, for a quarter of an hour.
     #[must_use]
-    pub fn is_restored(&self) -> bool {
+    pub fn restored(&self) -> Option<u64> {
         match self {
-            Self::Directory(_) => false,
-            Self::Api(api) => api.is_restored(),
+            Self::Directory(_) => None,
+            Self::Api(api) => api.restored(),
         }
     }
 }

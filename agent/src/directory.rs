@@ -348,8 +348,8 @@ mod tests {
                             next.parts.extend(read.document.parts);
                             match directory.swap(&space(), read.version, &next) {
                                 Ok(Swap::Won(version)) => won.push(version),
-                                Ok(Swap::Lost) => {}
-                                other => panic!("{other:?}"),
+                                Ok(Swap::Lost | Swap::Denied(_)) => {}
+                                Err(error) => panic!("{error}"),
                             }
                         }
                         won

@@ -3,9 +3,11 @@
 //!
 //! - this file: the loop, and what follows from a document that was read;
 //! - `room`: questions of ADDs;
+//! - `gone`: parts of nodes that are gone;
 //! - `administer`: an administrator's word.
 
 mod administer;
+mod gone;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -54,6 +56,8 @@ pub struct Context {
 /// How a space is doing, for pages. Written by its thread, read by others.
 #[derive(Debug, Clone, Default)]
 pub struct SpaceStatus {
+    /// The thread ends, and reads no message any more.
+    pub is_over: bool,
     /// Since when a call of the store goes on.
     pub calling: Option<Instant>,
     /// Why the last call of the store failed.
@@ -113,6 +117,8 @@ pub struct Space {
     list_due: Option<Instant>,
     pending: BTreeSet<String>,
     restored: BTreeMap<IpNetwork, Instant>,
+    /// What the store said of itself last.
+    store_restored: Option<u64>,
     /// When each mark of a node that is gone was seen first.
     marks: BTreeMap<(IpNetwork, Option<String>), Instant>,
     /// When each other node was asked for, and why it is gone, if it is.
@@ -161,6 +167,7 @@ impl Space {
             list_due: Some(now),
             pending: BTreeSet::new(),
             restored: BTreeMap::new(),
+            store_restored: None,
             marks: BTreeMap::new(),
             nodes: BTreeMap::new(),
             status,
@@ -205,6 +212,13 @@ impl Space {
 
     /// Does one thing that is due; returns how long nothing is.
     pub fn step(&mut self, now: Instant) -> Duration {
+        let restored = self.backend.restored();
+        if restored != self.store_restored {
+            // What this node has is written before others claim it.
+            self.asked.clear();
+            self.watched.values_mut().for_each(|due| *due = now);
+        }
+        self.store_restored = restored;
         for goal in &mut self.goals {
             goal.expire(now);
         }
@@ -278,7 +292,7 @@ impl Space {
 
     /// Whether the document of a subnet is older than one that was read before.
     fn is_restored(&self, subnet: IpNetwork) -> bool {
-        self.restored.contains_key(&subnet) || self.backend.is_restored()
+        self.restored.contains_key(&subnet) || self.backend.restored().is_some()
     }
 
     fn note(&self, note: impl FnOnce(&mut SpaceStatus)) {
@@ -417,7 +431,7 @@ impl Space {
         let subnet = read.document.subnet;
         let (context, space, leases) = (self.context.clone(), &self.space, &self.leases);
         let (pending, history, ids) = (&self.pending, &mut self.history, &mut self.ids);
-        let (restored, is_store_restored) = (&mut self.restored, self.backend.is_restored());
+        let (restored, is_store_restored) = (&mut self.restored, self.backend.restored().is_some());
         let time = jiff::Timestamp::now().to_string();
         let decided = owned::change(leases, &context.state_dir, space, |owned, leased| {
             let uses = leased.of(subnet).map_err(|error| error.to_string())?;
