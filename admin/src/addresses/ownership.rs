@@ -2,7 +2,6 @@
 //! assigned, released and given back, ranges that move from another program. The node's agent makes the
 //! changes.
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
