@@ -15,6 +15,7 @@ use clap::{Args, Subcommand};
 use ipam::lease::Lease;
 use ipam::leases::{LeaseError, Leases};
 use ipam::plugin::Plugin;
+use node_wire::{PartsChange, Reserved};
 use serde_json::json;
 
 use crate::global::Global;
@@ -44,7 +45,13 @@ enum Command {
     /// Make a part of a range a node's own network, before the node asks for one
     Assign(ownership::Assign),
     /// Give back what this node owns and does not use, before it leaves the cluster
-    GiveBack(ownership::GiveBack),
+    GiveBack(ownership::Space),
+    /// Reserve what is free of a range, before its networks come from another program
+    Hold(ownership::Ranges),
+    /// Reserve the addresses of a range that whereabouts or host-local leases; repeat it until none is left
+    Import(ownership::Import),
+    /// Free what hold reserved; imported leases stay reserved
+    Unhold(ownership::Ranges),
     /// Show what contradicts what in this node's leases
     Fsck,
     /// Write leases into whereabouts' objects, for networks that go back to whereabouts
@@ -66,7 +73,16 @@ impl Addresses {
             Some(Command::Release(command)) => command.run(&scope),
             Some(Command::Init) => ownership::init(&scope),
             Some(Command::Assign(command)) => command.run(&scope),
-            Some(Command::GiveBack(command)) => command.run(&scope),
+            Some(Command::GiveBack(space)) => ownership::give_back(&scope, space),
+            Some(Command::Hold(ranges)) => {
+                let text = |of: &Reserved| format!("{} addresses are held now", of.added);
+                ranges.change(&scope, PartsChange::Hold, text)
+            }
+            Some(Command::Import(command)) => command.run(&scope),
+            Some(Command::Unhold(ranges)) => {
+                let text = |of: &Reserved| format!("{} addresses are free now", of.removed);
+                ranges.change(&scope, PartsChange::Unhold, text)
+            }
             Some(Command::Fsck) => fsck::run(&scope),
             Some(Command::Export(command)) => command.run(&scope),
         }

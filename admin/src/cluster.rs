@@ -147,9 +147,9 @@ impl Cli {
         match &self.command {
             // Of the cluster or of a file, not of a node.
             Command::Verify(verify) => return verify.run_in_cluster(&self.flags, &self.global),
-            Command::Validate(_)
-            | Command::Completion(_)
-            | Command::Pages(_) => return self.command.run(&self.global),
+            Command::Validate(_) | Command::Completion(_) | Command::Pages(_) => {
+                return self.command.run(&self.global);
+            }
             Command::Report(command) => {
                 let mut collection = command.open()?;
                 block_on(report::collect(&self.flags, &mut collection))??;

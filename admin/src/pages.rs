@@ -47,10 +47,7 @@ impl Pages {
 }
 
 fn programs() -> [Command; 2] {
-    [
-        Cli::command(),
-        cluster::command(),
-    ]
+    [Cli::command(), cluster::command()]
 }
 
 #[cfg(test)]

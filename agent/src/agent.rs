@@ -1,5 +1,7 @@
 //! The program: a task for each store, a thread for each space, the socket, and the pages.
 
+mod migrate;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::SocketAddr;
@@ -22,7 +24,8 @@ use node_server::metrics::{Sample, counter, gauge, number, text};
 use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 use node_wire::{
-    Answer, Failure, FailureKind, PartsQuestion, Question, Room, RoomMade, RoomNeed, RoomQuestion,
+    Answer, Failure, FailureKind, PartsChange, PartsQuestion, Question, Room, RoomMade, RoomNeed,
+    RoomQuestion,
 };
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -32,6 +35,7 @@ use crate::api::{Api, News};
 use crate::backend::Backend;
 use crate::directory::Directory;
 use crate::goal::Waiting;
+use crate::reserve::Reservation;
 use crate::space::{Context, Message, Space, SpaceStatus};
 
 /// The longest time that an asker may wait.
@@ -73,8 +77,6 @@ struct Worker {
     store: String,
 }
 
-type Workers = Arc<Mutex<BTreeMap<AddressSpace, Worker>>>;
-
 /// A store of the policy.
 #[derive(Debug)]
 struct Store {
@@ -88,7 +90,7 @@ struct Store {
 pub struct Agent {
     context: Arc<Context>,
     stores: BTreeMap<String, Store>,
-    workers: Workers,
+    workers: Mutex<BTreeMap<AddressSpace, Worker>>,
     questions: Mutex<BTreeMap<&'static str, u64>>,
     /// Why it does not serve yet.
     unready: Mutex<Option<String>>,
@@ -241,8 +243,10 @@ impl Agent {
         api.look().await.map_err(|error| error.to_string())?;
         *lock(&store.fault) = None;
         let tell = |news: News| {
-            // Of another store of the API, or more spaces than are served: nobody waits here.
-            let _ = self.tell(&news.space, Some(Message::News(news.subnet)));
+            // Of another store of the API, or of a space that it does not use any more: nothing waits here.
+            if self.stores.contains_key(&news.space.store) {
+                let _ = self.tell(&news.space, Some(Message::News(news.subnet)));
+            }
         };
         api.watch(tell).await.map_err(|error| error.to_string())
     }
@@ -268,13 +272,13 @@ impl Agent {
         Self {
             context: Arc::new(context),
             stores: stores.filter_map(backend).collect(),
-            workers: Workers::default(),
+            workers: Mutex::default(),
             questions: Mutex::default(),
             unready: Mutex::new(Some("another agent runs on this node".to_owned())),
         }
     }
 
-    /// Passes a message to the thread of a space; starts it if need be.
+    /// Sends a message to the thread of a space; starts it if need be.
     fn tell(&self, space: &AddressSpace, message: Option<Message>) -> Result<(), Failure> {
         let mismatch = |why: String| Failure::new(FailureKind::Mismatch, why);
         let Some(Store { backend, .. }) = self.stores.get(&space.store) else {
@@ -292,59 +296,50 @@ impl Agent {
         }
         let mut workers = lock(&self.workers);
         workers.retain(|_, worker| !worker.thread.is_finished());
-        if !workers.contains_key(space) {
-            if workers.len() >= MAX_SPACES {
-                let why = format!("this node uses {MAX_SPACES} address spaces already");
-                return Err(Failure::new(FailureKind::TryAgain, why));
+        if let Some(worker) = workers.get(space) {
+            let status = lock(&worker.status);
+            if !status.is_over {
+                // It does not end before it has read this.
+                let _ = message.map(|message| worker.messages.send(message));
+                return Ok(());
             }
-            let worker = self.start(space, backend).map_err(|error| {
-                let why = format!("cannot start a thread: {error}");
-                Failure::new(FailureKind::TryAgain, why)
-            })?;
-            workers.insert(space.clone(), worker);
         }
-        // Under the lock: a thread that leaves takes it, and sees what was sent.
-        if let (Some(worker), Some(message)) = (workers.get(space), message) {
-            let _ = worker.messages.send(message);
+        if workers.len() >= MAX_SPACES {
+            let why = format!("this node uses {MAX_SPACES} address spaces already");
+            return Err(Failure::new(FailureKind::TryAgain, why));
         }
-        Ok(())
-    }
-
-    fn start(&self, space: &AddressSpace, backend: &Backend) -> std::io::Result<Worker> {
         let status = Arc::new(Mutex::new(SpaceStatus::default()));
         let (sender, messages) = mpsc::channel();
-        let (context, space, backend) = (self.context.clone(), space.clone(), backend.clone());
+        let (context, own, backend) = (self.context.clone(), space.clone(), backend.clone());
         let store = backend.name();
-        let (noted, workers) = (status.clone(), self.workers.clone());
+        let noted = status.clone();
         let thread = std::thread::Builder::new().name("space".to_owned());
         let thread = thread.spawn(move || {
             let open = || {
-                let (context, backend) = (context.clone(), backend.clone());
+                let now = Instant::now();
                 Space::open(
-                    context,
-                    space.clone(),
-                    backend,
+                    context.clone(),
+                    own.clone(),
+                    backend.clone(),
                     noted.clone(),
-                    Instant::now(),
+                    now,
                 )
             };
-            let mut next = None;
-            loop {
-                work(&open, next, &noted, &messages);
-                let mut workers = lock(&workers);
-                next = messages.try_recv().ok();
-                if next.is_none() {
-                    workers.remove(&space);
-                    return;
-                }
-            }
+            work(open, &noted, &messages);
+        });
+        let thread = thread.map_err(|error| {
+            let why = format!("cannot start a thread: {error}");
+            Failure::new(FailureKind::TryAgain, why)
         })?;
-        Ok(Worker {
+        let _ = message.map(|message| sender.send(message));
+        let worker = Worker {
             messages: sender,
             thread,
             status,
             store,
-        })
+        };
+        workers.insert(space.clone(), worker);
+        Ok(())
     }
 
     async fn make_room(&self, question: RoomQuestion) -> Result<RoomMade, Failure> {
@@ -380,12 +375,30 @@ impl Agent {
 
     async fn change_parts(&self, question: PartsQuestion) -> Result<Answer, Failure> {
         let space = AddressSpace::new(&question.store, question.network_name.as_deref());
+        let changed = match question.change {
+            PartsChange::Hold(range) => self.hold(&space, &range, Reservation::Hold).await,
+            PartsChange::Unhold(range) => self.hold(&space, &range, Reservation::Unhold).await,
+            PartsChange::Import { range, leases } => self.import(&space, &range, leases).await,
+            change => {
+                let message = |reply| Message::Parts(change, reply);
+                self.ask_space(&space, message).await
+            }
+        };
+        changed.map(Answer::Parts)
+    }
+
+    /// An administrator's question to a space's thread.
+    async fn ask_space<T>(
+        &self,
+        space: &AddressSpace,
+        message: impl FnOnce(oneshot::Sender<Result<T, Failure>>) -> Message,
+    ) -> Result<T, Failure> {
         let (reply, answer) = oneshot::channel();
-        self.tell(&space, Some(Message::Parts(question.change, reply)))?;
+        self.tell(space, Some(message(reply)))?;
         match timeout(PARTS_LIMIT, answer).await {
-            Ok(Ok(changed)) => changed.map(Answer::Parts),
+            Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(Failure::new(FailureKind::TryAgain, "the agent ends")),
-            Err(_) => Err(self.late(&space)),
+            Err(_) => Err(self.late(space)),
         }
     }
 
@@ -508,10 +521,9 @@ fn hung(worker: &Worker, longer_than: Duration) -> Option<String> {
     })
 }
 
-/// Serves a space until nothing of the node is in it: questions first.
+/// A space's thread, which ends when nothing of the node is in it: questions first.
 fn work(
     open: impl Fn() -> anyhow::Result<Space>,
-    first: Option<Message>,
     status: &Mutex<SpaceStatus>,
     messages: &mpsc::Receiver<Message>,
 ) {
@@ -532,14 +544,21 @@ fn work(
         }
     };
     lock(status).fault = None;
-    if let Some(message) = first {
-        space.ask(message, Instant::now());
-    }
     let mut wait = Duration::ZERO;
     loop {
         match messages.recv_timeout(wait) {
             Ok(message) => space.ask(message, Instant::now()),
-            Err(mpsc::RecvTimeoutError::Timeout) if space.is_idle() => return space.close(),
+            Err(mpsc::RecvTimeoutError::Timeout) if !wait.is_zero() && space.is_idle() => {
+                let mut status = lock(status);
+                let Ok(message) = messages.try_recv() else {
+                    // Who asks later starts another thread.
+                    status.is_over = true;
+                    drop(status);
+                    return space.close();
+                };
+                drop(status);
+                space.ask(message, Instant::now());
+            }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         }
@@ -762,5 +781,81 @@ mod tests {
         assert!(faults.contains("mount the share"), "{faults}");
         let metrics = agent.metrics();
         assert!(metrics.contains("rdma_agent_store_failing{"), "{metrics}");
+    }
+
+    #[tokio::test]
+    async fn a_range_of_several_subnets_moves_from_host_local() {
+        let (root, share) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        ipam::directory::init(share.path()).unwrap();
+        let agent = Agent::new(&policy(share.path()), context(root.path()), None);
+        let ask = async |change| {
+            let question = PartsQuestion {
+                store: "shared".into(),
+                network_name: None,
+                change,
+            };
+            match agent.change_parts(question).await {
+                Ok(Answer::Parts(changed)) => Ok(changed.reserved.unwrap()),
+                Ok(other) => panic!("{other:?}"),
+                Err(failure) => Err(failure),
+            }
+        };
+        let counts = |added, removed, left| node_wire::Reserved {
+            added,
+            removed,
+            left,
+        };
+        let range = "10.0.0.0/22".to_owned();
+        let import = |lasts: &[u8]| PartsChange::Import {
+            range: range.clone(),
+            leases: node_wire::OldLeases::HostLocal {
+                network: "rail1".into(),
+                leases: lasts
+                    .iter()
+                    .map(|last| ([10, 0, *last, *last].into(), "c1".into()))
+                    .collect(),
+            },
+        };
+        assert_eq!(
+            ask(PartsChange::Hold(range.clone())).await.unwrap(),
+            counts(1024, 0, 0)
+        );
+        assert_eq!(
+            ask(PartsChange::Hold(range.clone())).await.unwrap(),
+            counts(0, 0, 0)
+        );
+        assert_eq!(ask(import(&[1, 3, 77])).await.unwrap(), counts(2, 0, 2));
+        assert_eq!(
+            ask(PartsChange::Unhold(range.clone())).await.unwrap(),
+            counts(0, 1024, 0)
+        );
+        let backend = &agent.stores["shared"].backend;
+        let read = |subnet: &str| {
+            let space = AddressSpace::new("shared", None);
+            backend
+                .read(&space, subnet.parse().unwrap())
+                .unwrap()
+                .document
+                .parts
+        };
+        let parts = read("10.0.3.0/24");
+        let text = parts.values().next().unwrap().reserved.as_deref();
+        assert_eq!(text, Some("host-local: n1/rail1/c1"));
+        // The node's own files say that it is over.
+        assert_eq!(ask(import(&[3])).await.unwrap(), counts(0, 1, 1));
+        assert_eq!(ask(import(&[])).await.unwrap(), counts(0, 1, 0));
+        assert!(read("10.0.1.0/24").is_empty() && read("10.0.3.0/24").is_empty());
+        let whereabouts = PartsChange::Import {
+            range: range.clone(),
+            leases: node_wire::OldLeases::Whereabouts {
+                namespace: "kube-system".into(),
+            },
+        };
+        let refused = ask(whereabouts).await.unwrap_err();
+        assert_eq!(refused.kind, FailureKind::Mismatch);
+        assert!(
+            refused.message.contains("is not of type kubernetes"),
+            "{refused}"
+        );
     }
 }

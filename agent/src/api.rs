@@ -182,7 +182,7 @@ impl Api {
         self.runtime.block_on(self.request(what, request))
     }
 
-    async fn request<T: DeserializeOwned>(
+    pub(crate) async fn request<T: DeserializeOwned>(
         &self,
         what: &str,
         request: Result<http::Request<Vec<u8>>, RequestError>,
@@ -541,8 +541,8 @@ fn refused(what: &str, status: &Status) -> ApiError {
         return ApiError::Wrong {
             what: what.to_owned(),
             why: format!(
-                "the Kubernetes API does not know {KIND}: install the CustomResourceDefinition of the chart \
-                 ({})",
+                "the Kubernetes API does not know this kind: install the CustomResourceDefinition of its \
+                 chart ({})",
                 status.message
             ),
         };

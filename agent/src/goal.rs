@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use ipam::range::Range;
+use ipam::subnet::{Document, Part};
 use ipnetwork::IpNetwork;
 use node_wire::{Failure, FailureKind, Room};
 use tokio::sync::oneshot;
 
 use crate::decide::{Candidate, pause};
+use crate::reserve;
 
 /// For how long a claim goes on behind the last ADD that waited for it.
 const LINGER: Duration = Duration::from_secs(30);
@@ -60,6 +62,8 @@ pub struct Goal {
     pub candidates: Vec<Candidate>,
     /// Subnets without a free address, once that was asked.
     pub full: Option<BTreeSet<IpNetwork>>,
+    /// A held piece of the range, seen in this pass.
+    pub held: Option<IpNetwork>,
     pub lost: u32,
     pub due: Instant,
     /// When it is dropped.
@@ -82,6 +86,7 @@ impl Goal {
             id,
             candidates: Vec::new(),
             full: None,
+            held: None,
             lost: 0,
             due: now,
             until: now,
@@ -152,6 +157,7 @@ impl Goal {
         self.phase = Self::first_phase(self.room);
         self.candidates.clear();
         self.full = None;
+        self.held = None;
         self.lost = 0;
         self.lingering = 0;
         self.fault = None;
@@ -202,6 +208,14 @@ impl Goal {
                 self.lost
             ),
         }
+    }
+
+    /// Notes what is held of the range in a document.
+    pub fn note_held(&mut self, document: &Document) {
+        let held = |part: &Part| part.reserved.as_deref().is_some_and(reserve::is_held);
+        let mut parts = document.parts.iter();
+        let found = parts.find(|(piece, part)| held(part) && self.range.size_within(**piece) > 0);
+        self.held = self.held.or(found.map(|(piece, _)| *piece));
     }
 
     /// Whether there is something to do.

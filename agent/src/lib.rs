@@ -4,6 +4,8 @@
 //!
 //! - [`backend`]: where documents are: [`directory`], files of a shared directory; [`mod@api`], objects of the Kubernetes API;
 //! - [`decide`]: what to do about a document, decided on plain data;
+//! - [`reserve`]: what is reserved while a range moves from another program, decided on plain data;
+//! - [`whereabouts`]: that program's leases and pods, read from the API;
 //! - [`space`]: one space: its questions first, then its documents;
 //! - [`agent`]: the program: a thread for each space, the socket, the pages;
 //! - [`cli`]: the command line.
@@ -20,4 +22,6 @@ pub mod cli;
 pub mod decide;
 pub mod directory;
 pub mod goal;
+pub mod reserve;
 pub mod space;
+pub mod whereabouts;

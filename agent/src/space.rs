@@ -30,6 +30,7 @@ use tokio::sync::oneshot;
 use crate::backend::{Age, Backend, BackendError, Pace, Read, Swap};
 use crate::decide::{self, Busy, Decision, History, Ids, Inputs, Mode, ThisNode};
 use crate::goal::{Goal, Phase, Waiting};
+use crate::reserve::{Outcome, Reservation};
 
 /// A space's thread sleeps no longer.
 const MAX_SLEEP: Duration = Duration::from_secs(8);
@@ -55,6 +56,8 @@ pub struct Context {
 /// How a space is doing, for pages. Written by its thread, read by others.
 #[derive(Debug, Clone, Default)]
 pub struct SpaceStatus {
+    /// The thread ends, and reads no message any more.
+    pub is_over: bool,
     /// Since when a call of the store goes on.
     pub calling: Option<Instant>,
     /// Why the last call of the store failed.
@@ -75,6 +78,12 @@ pub enum Message {
     /// Something in the document of a subnet waits for this node, or has come.
     News(IpNetwork),
     Parts(PartsChange, oneshot::Sender<Result<PartsChanged, Failure>>),
+    /// Reserved addresses of a network in one subnet.
+    Reserve(
+        IpNetwork,
+        Reservation,
+        oneshot::Sender<Result<Outcome, Failure>>,
+    ),
 }
 
 impl Message {
@@ -83,6 +92,7 @@ impl Message {
             Self::Room(_, _, waiting) => drop(waiting.reply.send(Err(failure))),
             Self::News(_) => {}
             Self::Parts(_, reply) => drop(reply.send(Err(failure))),
+            Self::Reserve(_, _, reply) => drop(reply.send(Err(failure))),
         }
     }
 }
@@ -195,6 +205,9 @@ impl Space {
             }
             Message::Parts(change, reply) => {
                 let _ = reply.send(self.administer(&change, now));
+            }
+            Message::Reserve(network, reservation, reply) => {
+                let _ = reply.send(self.reserve(network, &reservation));
             }
         }
     }

@@ -43,8 +43,8 @@ pub use name::{LeaseSpace, Use};
 pub use ranges::{Noted, Pool};
 pub use take::{AddressRequest, Order, Ownership, Refused};
 
-use crate::space::AddressSpace;
 use crate::lease::{self, Lease, Record};
+use crate::space::AddressSpace;
 use dir::{Dir, Inode};
 use ipnetwork::IpNetwork;
 use lock::Lock;

@@ -7,9 +7,9 @@
 //! part out of it sees every lease in that part, and no ADD leases from it afterwards. A change is
 //! synced after the lock is let go. A file that cannot be synced is removed: no file, no parts.
 
-use crate::space::AddressSpace;
 use crate::leases::{LeaseError, Leased, Leases};
 use crate::range::{Range, gateway_in};
+use crate::space::AddressSpace;
 use ipnetwork::IpNetwork;
 use node::trust;
 use serde::{Deserialize, Serialize};

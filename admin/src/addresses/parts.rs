@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use ipam::space::{AddressSpace, size};
 use ipam::leases::{LeaseError, Leases, Use, since_boot};
 use ipam::owned::{self, Owned, OwnedPart};
 use ipam::plugin::Plugin;
+use ipam::space::{AddressSpace, size};
 use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 

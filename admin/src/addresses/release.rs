@@ -53,13 +53,15 @@ struct Entry {
 
 impl Release {
     pub(super) fn run(&self, scope: &Scope<'_>) -> Ended {
-        let node = self.which.node.clone().map(PartsChange::ReleaseNode);
-        let part = self
-            .which
-            .part
-            .map(|part| PartsChange::ReleasePart(part.to_string()));
-        if let Some(change) = node.or(part) {
-            return ownership::release(scope, self.network_name.as_deref(), change, self.yes);
+        let (node, part) = (&self.which.node, &self.which.part);
+        let node = node.as_ref().map(|node| {
+            let what = format!("all parts of node {node}");
+            (PartsChange::ReleaseNode(node.clone()), what)
+        });
+        let part = part.map(|part| (PartsChange::ReleasePart(part.to_string()), part.to_string()));
+        if let Some((change, what)) = node.or(part) {
+            let network_name = self.network_name.clone();
+            return ownership::release(scope, network_name, change, &what, self.yes);
         }
         let (plugin, leases) = scope.open_used()?;
         let Some(leases) = leases else {

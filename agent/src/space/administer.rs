@@ -1,5 +1,6 @@
 //! An administrator's word about parts.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use node_wire::{Failure, FailureKind, PartsChange, PartsChanged};
 use super::{Fault, Space};
 use crate::backend::Age;
 use crate::decide::{self, Mode};
+use crate::reserve::{self, Outcome, Reservation};
 
 /// How often a change is tried.
 const MAX_ATTEMPTS: usize = 16;
@@ -95,6 +97,10 @@ impl Space {
                 }
                 Ok(changed)
             }
+            PartsChange::Assign { node, .. } if !node::identity::is_name(node) => {
+                let why = format!("{node:?} is not a node's name");
+                Err(Failure::new(FailureKind::Mismatch, why))
+            }
             PartsChange::Assign { part, node } => {
                 let piece = parse(part)?;
                 let part = Part {
@@ -107,10 +113,47 @@ impl Space {
                 self.watched.insert(subnet_of(piece.ip()), now);
                 Ok(PartsChanged {
                     changed: vec![piece.to_string()],
-                    kept: Vec::new(),
+                    ..PartsChanged::default()
                 })
             }
+            // The agent asks for it one subnet at a time, so that ADDs do not wait.
+            PartsChange::Hold(_) | PartsChange::Unhold(_) | PartsChange::Import { .. } => {
+                Err(Failure::new(FailureKind::Other, "asked as a whole"))
+            }
         }
+    }
+
+    /// Changes which addresses of a network in one subnet are reserved, in one compare-and-swap.
+    pub(super) fn reserve(
+        &mut self,
+        network: IpNetwork,
+        reservation: &Reservation,
+    ) -> Result<Outcome, Failure> {
+        let subnet = subnet_of(network.ip());
+        if self.is_restored(subnet) {
+            let why = format!(
+                "the document of {subnet} is older than one that was read before, and nodes claim what they had \
+                 anew: try again in 15 minutes"
+            );
+            return Err(Failure::new(FailureKind::TryAgain, why));
+        }
+        let is_watched = self.watched.contains_key(&subnet);
+        let done = RefCell::new(Outcome::default());
+        self.edit(subnet, |document| {
+            let doubt = document.in_doubt();
+            if !doubt.is_empty() {
+                let why = format!("parts of the document of {subnet} overlap: {doubt:?}");
+                return Err(Failure::new(FailureKind::Mismatch, why));
+            }
+            let outcome = reserve::decide(document, network, reservation);
+            let changes = outcome.changes.clone();
+            *done.borrow_mut() = outcome;
+            Ok(changes)
+        })?;
+        if !is_watched {
+            self.watched.remove(&subnet);
+        }
+        Ok(done.into_inner())
     }
 
     /// Gives back all that has no lease.
@@ -168,7 +211,7 @@ impl Space {
         changed: &mut PartsChanged,
         is_meant: impl Fn(IpNetwork, &Part) -> bool,
     ) -> Result<(), Failure> {
-        let freed = std::cell::RefCell::new(Vec::new());
+        let freed = RefCell::new(Vec::new());
         self.edit(subnet, |document| {
             let meant = document
                 .parts

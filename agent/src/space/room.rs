@@ -18,6 +18,7 @@ use super::{Fault, RETRY_INTERVAL, Space};
 use crate::backend::Age;
 use crate::decide::{self, Candidate, MAX_ASKED, Mode, WANT_LIMIT};
 use crate::goal::{Asking, Goal, Phase};
+use crate::reserve;
 
 /// How long the first nodes that were asked are waited for, before others are asked, too.
 const ROUND: Duration = Duration::from_secs(10);
@@ -134,6 +135,7 @@ impl Space {
                     Attempt::NoRoom(document) => {
                         let name = &self.context.node.name;
                         let found = decide::candidates(&document, name, &goal.range);
+                        goal.note_held(&document);
                         goal.candidates.extend(found);
                         goal.phase = match goal.phase {
                             Phase::Claim(at) => Phase::Claim(at + 1),
@@ -275,6 +277,10 @@ impl Space {
                 goal.fault = Some(format!("{refused}; try again"));
                 goal.due = now + RETRY_INTERVAL;
             }
+            Refused::Reserved { part, why } if reserve::is_held(why) => {
+                let why = held_text(goal.range.subnet(), *part);
+                goal.fail(FailureKind::TryAgain, &why, now);
+            }
             _ => goal.fail(FailureKind::HeldByAnotherNode, &refused.to_string(), now),
         }
         Ok(())
@@ -292,6 +298,11 @@ impl Space {
         let next = std::mem::take(&mut goal.candidates);
         let mut next = self.without_gone(next, now)?;
         if next.is_empty() || matches!(goal.room, Room::Network(_)) {
+            if let Some(held) = goal.held {
+                // It ends, unlike the range.
+                goal.fail(FailureKind::TryAgain, &held_text(range, held), now);
+                return Ok(());
+            }
             let why = match goal.room {
                 Room::Network(of) => format!("{range} has no free network of length {}", of.prefix),
                 _ => format!(
@@ -416,6 +427,13 @@ impl Space {
             let _ = self.edit(subnet, |_| Ok(vec![Change::Unwant { ids: ids.clone() }]));
         }
     }
+}
+
+fn held_text(range: IpNetwork, held: IpNetwork) -> String {
+    format!(
+        "{range}: no address is free while {held} is held for the leases of another program; import them, then \
+         rdmactl addresses unhold {range}"
+    )
 }
 
 /// Whether a part is the network of the node's own that a goal asks for.

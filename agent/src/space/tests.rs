@@ -13,6 +13,7 @@ use node_wire::{Gateway, PerNode};
 
 use super::*;
 use crate::directory::Directory;
+use crate::reserve::{Import, WHEREABOUTS};
 
 /// Where a process dies: before or behind a call of the store, or of the node's file.
 pub(super) mod kill {
@@ -966,4 +967,169 @@ fn a_space_of_which_the_node_has_nothing_leaves_no_file() {
     space.close();
     let spaces = owned::spaces(&context.state_dir).unwrap();
     assert_eq!(spaces, [address_space()]);
+}
+
+/// What whereabouts leases, from one host number to another.
+fn whereabouts(numbers: std::ops::RangeInclusive<u8>) -> Import {
+    let lease = |number| {
+        (
+            IpAddr::from([10, 0, 0, number]),
+            format!("ml/worker-{number}"),
+        )
+    };
+    Import {
+        source: WHEREABOUTS.to_owned(),
+        leases: numbers.map(lease).collect(),
+        over: BTreeSet::new(),
+    }
+}
+
+#[test]
+fn an_add_in_a_held_range_fails_by_the_hold_and_has_an_address_behind_it() {
+    let mut cluster = Cluster::new(2);
+    let (range, subnet) = (range("10.0.0.0/24"), "10.0.0.0/24".parse().unwrap());
+    let space = &mut cluster.machines[0].space;
+    space.reserve(subnet, &Reservation::Hold).unwrap();
+    let five = IpAddr::from([10, 0, 0, 5]);
+    for (requested, room) in [(None, Room::Addresses(1)), (Some(five), Room::Exact(five))] {
+        let limit = Duration::from_secs(3);
+        let (refused, _) = cluster.try_add(1, "a", &range, requested, room, limit);
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.kind, FailureKind::TryAgain);
+        assert!(
+            refused
+                .message
+                .contains("rdmactl addresses unhold 10.0.0.0/24"),
+            "{refused}"
+        );
+    }
+    let space = &mut cluster.machines[0].space;
+    let import = Reservation::Import(whereabouts(1..=200));
+    assert_eq!(space.reserve(subnet, &import).unwrap().left, 200);
+    space.reserve(subnet, &Reservation::Unhold).unwrap();
+    for at in 0..2 {
+        let (address, _) = cluster.add(at, "b", &range);
+        assert!(address > IpAddr::from([10, 0, 0, 200]), "{address}");
+    }
+    let (refused, _) = cluster.try_add(1, "c", &range, Some(five), Room::Exact(five), LIMIT);
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.kind, FailureKind::HeldByAnotherNode);
+    assert!(
+        refused.message.contains("whereabouts: ml/worker-5"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_lease_in_a_part_of_a_node_is_reported_and_the_part_stays() {
+    let mut cluster = Cluster::new(2);
+    let (range, subnet) = (range("10.0.0.0/24"), "10.0.0.0/24".parse().unwrap());
+    let (address, _) = cluster.add(1, "a", &range);
+    let before = cluster.document("10.0.0.0/24");
+    let mut import = whereabouts(0..=0);
+    import.leases = BTreeMap::from([(address, "ml/a".to_owned())]);
+    let space = &mut cluster.machines[0].space;
+    let outcome = space.reserve(subnet, &Reservation::Import(import)).unwrap();
+    let (found, why) = &outcome.refused[0];
+    assert_eq!(*found, address);
+    assert!(
+        why.contains("ml/a has it") && why.contains("node n1"),
+        "{why}"
+    );
+    assert_eq!(cluster.document("10.0.0.0/24"), before);
+}
+
+#[test]
+fn a_range_moves_though_the_agent_dies_at_each_point() {
+    let subnet = "10.0.0.0/24".parse().unwrap();
+    let steps = [
+        Reservation::Hold,
+        Reservation::Import(whereabouts(5..=7)),
+        Reservation::Unhold,
+    ];
+    for points in 0..24 {
+        let mut cluster = Cluster::new(1);
+        kill::after(points);
+        for step in &steps {
+            while cluster.machines[0].space.reserve(subnet, step).is_err() {
+                assert!(kill::is_dead());
+                kill::never();
+                cluster.machines[0].restart(cluster.now);
+            }
+        }
+        kill::never();
+        let document = cluster.document("10.0.0.0/24");
+        let parts: Vec<String> = document.parts.keys().map(ToString::to_string).collect();
+        assert_eq!(
+            parts,
+            ["10.0.0.5/32", "10.0.0.6/32", "10.0.0.7/32"],
+            "{points}"
+        );
+    }
+}
+
+#[test]
+fn two_nodes_import_and_a_third_one_claims_at_one_time() {
+    let share = in_memory();
+    ipam::directory::init(share.path()).unwrap();
+    let subnet: IpNetwork = "10.0.0.0/24".parse().unwrap();
+    let machine = |name: &str| Machine::new(share.path(), name, Instant::now());
+    std::thread::scope(|scope| {
+        for number in 0..2 {
+            let mut machine = machine(&format!("n{number}"));
+            scope.spawn(move || {
+                for last in 1..=60 {
+                    let import = Reservation::Import(whereabouts(1..=last));
+                    machine.space.reserve(subnet, &import).unwrap();
+                }
+            });
+        }
+        let mut machine = machine("n2");
+        scope.spawn(move || {
+            let range = range("10.0.0.0/24");
+            for pod in 0..20 {
+                let pod = format!("p{pod}");
+                while machine.take(&pod, &range, None).is_none() {
+                    let _ = machine.ask(&range, Room::Addresses(1), Instant::now());
+                    machine.space.step(Instant::now());
+                }
+            }
+        });
+    });
+    let mut last = machine("n3");
+    let outcome = last
+        .space
+        .reserve(subnet, &Reservation::Import(whereabouts(1..=60)))
+        .unwrap();
+    assert_eq!(outcome.left + outcome.refused.len() as u64, 60, "each once");
+    let read = last.share.read(&address_space(), subnet).unwrap().document;
+    assert!(read.in_doubt().is_empty(), "{read:?}");
+    let ours: usize = read
+        .parts
+        .iter()
+        .filter(|(_, part)| part.node == "n2")
+        .map(|(piece, _)| piece::size(*piece))
+        .sum();
+    assert!(ours >= 20, "{read:?}");
+}
+
+#[test]
+fn a_part_is_not_assigned_to_what_is_not_a_name() {
+    let mut cluster = Cluster::new(1);
+    for node in ["", "a b", "../x"] {
+        let assign = PartsChange::Assign {
+            part: "10.0.0.0/28".into(),
+            node: node.into(),
+        };
+        let now = cluster.now;
+        let refused = cluster.machines[0]
+            .space
+            .administer(&assign, now)
+            .unwrap_err();
+        assert!(
+            refused.message.contains("is not a node's name"),
+            "{refused}"
+        );
+    }
+    assert!(cluster.document("10.0.0.0/24").parts.is_empty());
 }

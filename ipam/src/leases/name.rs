@@ -4,9 +4,9 @@
 //! of its own. A subnet is 256 addresses. The names in a subnet are the last bytes of addresses: `5` is
 //! leased, `5-120000` was freed when the boot was 120,000 ms old.
 
-use crate::space::AddressSpace;
 use crate::lease::Lease;
 use crate::range::{Range, bits, from_bits};
+use crate::space::AddressSpace;
 use ipnetwork::IpNetwork;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;

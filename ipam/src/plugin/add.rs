@@ -2,11 +2,11 @@
 
 use super::supply::{Fault, Supply};
 use super::to_error;
-use crate::space::AddressSpace;
 use crate::config::{Config, Source, requested};
 use crate::lease::Holder;
 use crate::leases::{AddressRequest, Leases, Order};
 use crate::range::{IpAddrWithLength, Range};
+use crate::space::AddressSpace;
 use cni_wire::{CniResult, Code, Error, IpConfig, Request, Route, text::list};
 use ipnetwork::IpNetwork;
 use std::collections::BTreeSet;

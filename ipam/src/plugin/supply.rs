@@ -8,9 +8,9 @@ use crate::lease::Lease;
 use crate::leases::{LeaseError, Leases, Need, Order, Ownership, Refused};
 use cni_wire::{Code, Error};
 use node::policy::{Policy, StoreKind};
+use node_wire::FailureKind;
 use node_wire::agent::{Room, RoomMade, RoomNeed, RoomQuestion};
 use node_wire::client::{self, ClientError};
-use node_wire::FailureKind;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -144,12 +144,7 @@ impl<'p> Supply<'p> {
     }
 }
 
-fn ask(
-    socket: &Path,
-    order: &Order,
-    needs: &[Need],
-    left: Duration,
-) -> Result<RoomMade, Error> {
+fn ask(socket: &Path, order: &Order, needs: &[Need], left: Duration) -> Result<RoomMade, Error> {
     let need = |need: &Need| RoomNeed {
         store: order.space.store.clone(),
         network_name: order.space.network_name.clone(),
@@ -204,10 +199,10 @@ fn refused(error: &ClientError, needs: &[Need]) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::AddressSpace;
     use crate::leases::AddressRequest;
     use crate::owned::{self, Owned, OwnedPart};
     use crate::range::{Range, Spec};
+    use crate::space::AddressSpace;
     use node::policy::{Profile, StorePolicy};
     use node_wire::document::encode_answer;
     use node_wire::{Answer, Failure, Question};

@@ -3,8 +3,8 @@
 //! A change whose answer was lost is made again as it was; the IDs in it say that it is done.
 
 use super::{Document, MAX_WANTS, Over, OwnNetwork, Part, Want, piece};
-use crate::space::{longest, overlap};
 use crate::range::{Range, gateway_in};
+use crate::space::{longest, overlap};
 use ipnetwork::IpNetwork;
 
 /// A node, and the ID by which it has, or will have, a part.

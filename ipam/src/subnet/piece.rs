@@ -1,8 +1,8 @@
 //! Aligned pieces of a subnet.
 
 use super::{ADDRESSES, Document, subnet_of};
-use crate::space::longest;
 use crate::range::{Range, Span, bits, from_bits};
+use crate::space::longest;
 use ipnetwork::IpNetwork;
 
 /// Whether something is an aligned piece of a subnet.

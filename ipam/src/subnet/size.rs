@@ -1,8 +1,8 @@
 //! How much a node claims, and in which subnet it looks first.
 
 use super::subnet_of;
-use crate::space::hash;
 use crate::range::{Range, from_bits};
+use crate::space::hash;
 use ipnetwork::IpNetwork;
 
 /// The largest first part of a range, in addresses.

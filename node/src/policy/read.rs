@@ -2,8 +2,8 @@
 //! function that its field names; each says the rule that a wrong value breaks.
 
 use super::{
-    MAX_RAIL, MAX_VLAN, Policy, PolicyError, Selector, StoreBounds, StoreKind,
-    StorePolicy, partition_key, port_guid,
+    MAX_RAIL, MAX_VLAN, Policy, PolicyError, Selector, StoreBounds, StoreKind, StorePolicy,
+    partition_key, port_guid,
 };
 
 use crate::{duration, identity, pattern::Pattern};
@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
-
 
 /// The whole file, every key and value in order.
 pub(super) fn policy(path: &Path, text: &[u8]) -> Result<Policy, PolicyError> {

@@ -140,6 +140,38 @@ pub enum PartsChange {
         #[serde(deserialize_with = "name")]
         node: String,
     },
+    /// Reserve what is free of a range, as `10.0.0.0/20`, until `Unhold`.
+    Hold(#[serde(deserialize_with = "name")] String),
+    /// Free what `Hold` reserved of a range.
+    Unhold(#[serde(deserialize_with = "name")] String),
+    /// Make the reserved parts of a range equal to another program's leases.
+    Import {
+        /// As `10.0.0.0/20`.
+        #[serde(deserialize_with = "name")]
+        range: String,
+        /// Which leases.
+        leases: OldLeases,
+    },
+}
+
+/// Leases of a program that served a range before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum OldLeases {
+    /// Those of whereabouts' objects.
+    Whereabouts {
+        /// Namespace of the objects.
+        #[serde(deserialize_with = "name")]
+        namespace: String,
+    },
+    /// All that host-local has on this node for one of its networks.
+    HostLocal {
+        /// Name of host-local's network.
+        #[serde(deserialize_with = "name")]
+        network: String,
+        /// Each address, and the ID of the container that has it.
+        leases: Vec<(IpAddr, String)>,
+    },
 }
 
 /// What became of the parts.
@@ -148,7 +180,22 @@ pub enum PartsChange {
 pub struct PartsChanged {
     /// Parts that were given back, released or assigned, as `10.0.0.16/28`.
     pub changed: Vec<String>,
-    /// Parts that stay, each with the reason.
+    /// Parts, or addresses of an import, that stay as they are, each with the reason. Not all if there
+    /// are many.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<(String, String)>,
+    /// After `Hold`, `Unhold` and `Import`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<Reserved>,
+}
+
+/// How many addresses of a range are reserved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reserved {
+    /// Newly: held, or another program's leases.
+    pub added: u64,
+    /// No longer.
+    pub removed: u64,
+    /// Of another program's leases: how many are reserved now, and how many cannot be.
+    pub left: u64,
 }

@@ -20,8 +20,8 @@ pub mod document;
 pub mod status;
 
 pub use agent::{
-    Gateway, PartsChange, PartsChanged, PartsQuestion, PerNode, Room, RoomMade, RoomNeed,
-    RoomQuestion,
+    Gateway, OldLeases, PartsChange, PartsChanged, PartsQuestion, PerNode, Reserved, Room,
+    RoomMade, RoomNeed, RoomQuestion,
 };
 pub use binding::{
     BIND_TIMEOUT, BindQuestion, Bound, BoundSlot, CommitQuestion, Committed, UnbindQuestion,
