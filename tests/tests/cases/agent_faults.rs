@@ -1,0 +1,2 @@
+use e2e::harness::Case;
+pub(crate) const CASES: &[Case] = &[];
