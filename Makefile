@@ -136,13 +136,13 @@ picture: ## docs/programs.svg, the picture of the README, from docs/programs.dot
 
 .PHONY: pages
 pages: ## manual pages and completions of the programs, into dist/pages/
-	for program in rdmactl rdma-device-plugin; do $(CARGO) run --quiet --locked --package $$program -- pages dist/pages || exit; done
+	for program in rdmactl rdma-device-plugin rdma-agent; do $(CARGO) run --quiet --locked --package $$program -- pages dist/pages || exit; done
 	@ls dist/pages/man1 | wc -l | sed 's/$$/ manual pages in dist\/pages\/man1\//'
 
 .PHONY: release
 # The chart and the programs are checked first, where this machine can run them.
 release: image ## archives, image, chart, krew manifest, checksums, SBOM, in dist/release (ARCH="amd64 arm64", REGISTRY, RELEASE_URL)
-	$(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)/rdmactl pages dist/pages && $(BIN_DIR)/rdma-device-plugin pages dist/pages)
+	$(if $(filter $(HERE),$(ARCH)),$(BIN_DIR)/rdmactl pages dist/pages && $(BIN_DIR)/rdma-device-plugin pages dist/pages && $(BIN_DIR)/rdma-agent pages dist/pages)
 	$(if $(filter $(HERE),$(ARCH)),$(MAKE) --no-print-directory manifests)
 	REGISTRY=$(REGISTRY) RELEASE_URL=$(RELEASE_URL) OUT=$(abspath $(BIN_DIR)) manifests/release/build $(FOLDERS)
 

@@ -9,9 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use ipam::space::AddressSpace;
 use ipam::owned::{self, Owned};
 use ipam::range::Range;
+use ipam::space::AddressSpace;
 use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
@@ -124,7 +124,10 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
         };
         if let Backend::Api(api) = &store.backend {
             let owned = Owned::read(&agent.context.state_dir, &space)?;
-            owned.versions.values().for_each(|version| api.saw(*version));
+            owned
+                .versions
+                .values()
+                .for_each(|version| api.remember(*version));
         }
         drop(agent.worker(&space)?);
     }
@@ -187,17 +190,26 @@ async fn follow(agent: Arc<Agent>, name: String) {
             (Err(_), _) => followed,
         };
         match followed {
-            Ok(()) => wait = RETRY_INTERVAL,
+            Ok(()) => {
+                wait = RETRY_INTERVAL;
+                tokio::time::sleep(wait.mul_f64(random())).await;
+            }
             Err(fault) => {
                 let before = lock(&store.fault).replace(fault.clone());
                 if before.as_ref() != Some(&fault) {
                     tracing::warn!(store = name, fault, "cannot use the store; trying again");
                 }
-                tokio::time::sleep(wait).await;
+                // Agents that a restart of the API hit at one time do not come back at one time.
+                tokio::time::sleep(wait.mul_f64(0.5 + random())).await;
                 wait = (2 * wait).min(MAX_RETRY_INTERVAL);
             }
         }
     }
+}
+
+/// From 0 to 1.
+fn random() -> f64 {
+    f64::from(u32::try_from(node::random::random64() >> 32).unwrap_or(0)) / f64::from(u32::MAX)
 }
 
 impl Agent {
@@ -372,7 +384,11 @@ impl Agent {
     fn faults(&self) -> Vec<String> {
         let mut faults: Vec<String> = lock(&self.unready).iter().cloned().collect();
         for (name, store) in &self.stores {
-            faults.extend(lock(&store.fault).iter().map(|fault| format!("store {name:?}: {fault}")));
+            faults.extend(
+                lock(&store.fault)
+                    .iter()
+                    .map(|fault| format!("store {name:?}: {fault}")),
+            );
         }
         for (space, worker) in &*lock(&self.workers) {
             faults.extend(hung(worker, HANG));
@@ -395,6 +411,20 @@ impl Agent {
                 (labels, number(value(&lock(&worker.status))))
             };
             workers.iter().map(sample).collect()
+        };
+        let mut apis = self
+            .stores
+            .values()
+            .filter_map(|store| match &store.backend {
+                Backend::Api(api) => Some(api.counts()),
+                Backend::Directory(_) => None,
+            });
+        // All stores have one.
+        let api = apis.next();
+        let of_api = |value: fn((u64, u64)) -> u64| -> Vec<Sample> {
+            api.map(|counts| (Vec::new(), number(value(counts))))
+                .into_iter()
+                .collect()
         };
         let questions = lock(&self.questions);
         let questions = questions.iter();
@@ -426,6 +456,16 @@ impl Agent {
                 "lost_writes",
                 "Changes of documents that another node made first",
                 of_space(|of| of.lost),
+            ),
+            counter(
+                "api_requests",
+                "Requests to the Kubernetes API",
+                of_api(|(requests, _)| requests),
+            ),
+            counter(
+                "api_failures",
+                "Requests to the Kubernetes API without a good answer, conflicts included",
+                of_api(|(_, failed)| failed),
             ),
             counter(
                 "questions",

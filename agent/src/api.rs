@@ -20,8 +20,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use kube::Client;
 use kube::core::params::{
-    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
-    WatchParams,
+    DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchParams,
 };
 use kube::core::request::{Error as RequestError, Request};
 use kube::core::{PartialObjectMeta, Status, WatchEvent};
@@ -36,6 +35,8 @@ use crate::backend::{Read, Swap};
 const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/addresssubnets";
 const API_VERSION: &str = "rdma-netdev.io/v1alpha1";
 const KIND: &str = "AddressSubnet";
+/// Who writes, in the API's record of fields.
+const MANAGER: &str = "rdma-agent";
 /// As long as a document has parts, it is not deleted.
 const FINALIZER: &str = "rdma-netdev.io/parts";
 /// Label: the hash of the space. Annotation: its store, with `+` and `network_name` if it has one.
@@ -134,7 +135,14 @@ struct Summary {
 #[derive(Debug, Deserialize)]
 struct List {
     metadata: ListMeta,
-    items: Vec<PartialObjectMeta>,
+    /// The server says `null` of an empty list.
+    items: Option<Vec<PartialObjectMeta>>,
+}
+
+impl List {
+    fn items(&self) -> &[PartialObjectMeta] {
+        self.items.as_deref().unwrap_or_default()
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -241,17 +249,26 @@ impl Api {
                     status: Summary::of(next),
                 };
                 let body = serde_json::to_vec(&object).map_err(RequestError::SerializeBody);
-                body.and_then(|body| Request::new(PATH).create(&PostParams::default(), body))
+                let parameters = PostParams {
+                    field_manager: Some(MANAGER.to_owned()),
+                    ..PostParams::default()
+                };
+                body.and_then(|body| Request::new(PATH).create(&parameters, body))
             }
             version => {
                 let patch = patch(version, &read.document, next, &read.labels, &labels);
-                let parameters = PatchParams::default();
+                let parameters = PatchParams {
+                    field_manager: Some(MANAGER.to_owned()),
+                    ..PatchParams::default()
+                };
                 Request::new(PATH).patch_metadata(&name, &parameters, &Patch::Merge(patch))
             }
         };
         let written: Written = match self.send(&format!("change {KIND} {name}"), request) {
             Ok(written) => written,
-            Err(ApiError::Refused { code: 404 | 409, .. }) => return Ok(Swap::Lost),
+            Err(ApiError::Refused {
+                code: 404 | 409, ..
+            }) => return Ok(Swap::Lost),
             Err(error) => return Err(error),
         };
         let version = version_of(written.metadata.resource_version.as_deref());
@@ -271,7 +288,10 @@ impl Api {
         });
         let request = Request::new(PATH).delete(name, &parameters);
         match self.send::<Value>(&format!("delete {KIND} {name}"), request) {
-            Ok(_) | Err(ApiError::Refused { code: 404 | 409, .. }) => {}
+            Ok(_)
+            | Err(ApiError::Refused {
+                code: 404 | 409, ..
+            }) => {}
             Err(error) => tracing::warn!("an empty document stays: {error}"),
         }
     }
@@ -288,14 +308,19 @@ impl Api {
     ///
     /// # Errors
     /// The API does not answer.
-    pub fn subnets(
-        &self,
-        space: &AddressSpace,
-        node: &str,
-    ) -> Result<Vec<IpNetwork>, ApiError> {
+    pub fn subnets(&self, space: &AddressSpace, node: &str) -> Result<Vec<IpNetwork>, ApiError> {
         let selector = format!("{SPACE}={},{}", hash_of(space), label_of(node));
-        let list = self.list(&format!("list the {KIND}s of node {node}"), &selector, false)?;
-        Ok(list.items.iter().filter_map(news).map(|one| one.subnet).collect())
+        let list = self.list(
+            &format!("list the {KIND}s of node {node}"),
+            &selector,
+            false,
+        )?;
+        Ok(list
+            .items()
+            .iter()
+            .filter_map(news)
+            .map(|one| one.subnet)
+            .collect())
     }
 
     /// The subnets of a space without a free address.
@@ -305,7 +330,12 @@ impl Api {
     pub fn full(&self, space: &AddressSpace) -> Result<BTreeSet<IpNetwork>, ApiError> {
         let selector = format!("{SPACE}={},{FULL}=true", hash_of(space));
         let list = self.list(&format!("list the full {KIND}s"), &selector, true)?;
-        Ok(list.items.iter().filter_map(news).map(|one| one.subnet).collect())
+        Ok(list
+            .items()
+            .iter()
+            .filter_map(news)
+            .map(|one| one.subnet)
+            .collect())
     }
 
     /// The spaces of a store in which this node has parts.
@@ -318,7 +348,7 @@ impl Api {
             &label_of(&self.node),
             true,
         )?;
-        let spaces = list.items.iter().filter_map(news).map(|one| one.space);
+        let spaces = list.items().iter().filter_map(news).map(|one| one.space);
         let spaces: BTreeSet<AddressSpace> = spaces.filter(|space| space.store == store).collect();
         Ok(spaces.into_iter().collect())
     }
@@ -336,7 +366,7 @@ impl Api {
         let request = Request::new("/api/v1/nodes").list_metadata(&parameters);
         let list: List = self.send("count the Nodes", request).ok()?;
         let more = list.metadata.remaining_item_count.unwrap_or(0);
-        let count = u64::try_from(more).unwrap_or(0) + list.items.len() as u64;
+        let count = u64::try_from(more).unwrap_or(0) + list.items().len() as u64;
         self.known(|known| known.nodes = Some((Instant::now(), count)));
         Some(count)
     }
@@ -359,8 +389,13 @@ impl Api {
         }
     }
 
-    /// What the node saw before it was started.
-    pub fn saw(&self, version: u64) {
+    /// A version that the node saw before it was started.
+    pub fn remember(&self, version: u64) {
+        self.known(|known| known.highest = known.highest.max(version));
+    }
+
+    /// The version of the whole store now.
+    fn saw(&self, version: u64) {
         self.known(|known| {
             if version >= known.highest {
                 known.highest = version;
@@ -380,7 +415,10 @@ impl Api {
     #[must_use]
     pub fn is_restored(&self) -> bool {
         self.known(|known| {
-            if known.restored.is_some_and(|since| since.elapsed() >= RESTORED_REST) {
+            if known
+                .restored
+                .is_some_and(|since| since.elapsed() >= RESTORED_REST)
+            {
                 (known.restored, known.highest) = (None, 0);
             }
             known.restored.is_some()
@@ -412,9 +450,11 @@ impl Api {
         let parameters = ListParams::default().labels(&selector).match_any();
         let request = Request::new(PATH).list_metadata(&parameters);
         let list: List = self.request(&what, request).await?;
-        list.items.iter().filter_map(news).for_each(&mut tell);
+        list.items().iter().filter_map(news).for_each(&mut tell);
         let version = list.metadata.resource_version.unwrap_or_default();
-        let parameters = WatchParams::default().labels(&selector).timeout(WATCH_SECONDS);
+        let parameters = WatchParams::default()
+            .labels(&selector)
+            .timeout(WATCH_SECONDS);
         let request = Request::new(PATH).watch_metadata(&parameters, &version);
         let request = request.map_err(|error| ApiError::Wrong {
             what: what.clone(),
@@ -481,7 +521,10 @@ fn failure(what: &str, error: &kube::Error) -> ApiError {
 
 /// A path that the server does not know is another fault than an object that is not there.
 fn refused(what: &str, status: &Status) -> ApiError {
-    let names = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
+    let names = status
+        .details
+        .as_ref()
+        .is_some_and(|details| !details.name.is_empty());
     if status.code == 404 && !names {
         return ApiError::Wrong {
             what: what.to_owned(),
@@ -541,8 +584,11 @@ fn news(object: &PartialObjectMeta) -> Option<News> {
 fn parse(object: Object, space: &AddressSpace, subnet: IpNetwork) -> Result<Read, String> {
     let (mut document, metadata) = (object.spec, object.metadata);
     let network = space.network_name.as_deref().unwrap_or_default();
-    if (document.subnet, document.store.as_str(), document.network_name.as_str())
-        != (subnet, space.store.as_str(), network)
+    if (
+        document.subnet,
+        document.store.as_str(),
+        document.network_name.as_str(),
+    ) != (subnet, space.store.as_str(), network)
     {
         return Err(format!(
             "it is the document of {}, store {:?}, network_name {:?}: its name is another's",
@@ -562,7 +608,11 @@ fn parse(object: Object, space: &AddressSpace, subnet: IpNetwork) -> Result<Read
 }
 
 /// What labels say of a document, that was another one before.
-pub(crate) fn labels(space: &AddressSpace, before: &Document, next: &Document) -> BTreeMap<String, String> {
+pub(crate) fn labels(
+    space: &AddressSpace,
+    before: &Document,
+    next: &Document,
+) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::from([(SPACE.to_owned(), hash_of(space))]);
     if Summary::of(next).free == 0 {
         labels.insert(FULL.to_owned(), "true".to_owned());
@@ -576,8 +626,11 @@ pub(crate) fn labels(space: &AddressSpace, before: &Document, next: &Document) -
     for part in next.parts.values().filter(|part| !part.node.is_empty()) {
         let is_handed = part.id.as_deref().is_some_and(|id| asked.contains(id));
         // An assigned part is not taken up yet.
-        let waits = !part.wanted.is_empty() || part.over.is_some() || part.id.is_none() || is_handed;
-        let label = labels.entry(label_of(&part.node)).or_insert_with(|| "own".to_owned());
+        let waits =
+            !part.wanted.is_empty() || part.over.is_some() || part.id.is_none() || is_handed;
+        let label = labels
+            .entry(label_of(&part.node))
+            .or_insert_with(|| "own".to_owned());
         if waits {
             "asked".clone_into(label);
         }
@@ -640,4 +693,214 @@ fn whole(part: &Part) -> Value {
         }
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ipam::subnet::{Over, OwnNetwork, Want};
+
+    fn space() -> AddressSpace {
+        AddressSpace::new("default", Some("blue"))
+    }
+
+    fn document(parts: &[(&str, Part)]) -> Document {
+        let mut document = Document::empty("default", "blue", "10.56.3.0/24".parse().unwrap());
+        for (piece, part) in parts {
+            document.parts.insert(piece.parse().unwrap(), part.clone());
+        }
+        document
+    }
+
+    fn part(node: &str, id: &str) -> Part {
+        Part {
+            node: node.into(),
+            id: Some(id.into()),
+            ..Part::default()
+        }
+    }
+
+    fn want(node: &str, id: &str) -> Want {
+        Want {
+            node: node.into(),
+            id: id.into(),
+            size: 1,
+            among: ([10, 56, 3, 1].into(), [10, 56, 3, 9].into()),
+        }
+    }
+
+    #[test]
+    fn a_name_says_which_document_it_is() {
+        for (subnet, first) in [
+            ("10.56.3.0/24", "10.56.3.0"),
+            ("fd00::300/120", "fd00-0-0-0-0-0-0-300"),
+            ("::/120", "0-0-0-0-0-0-0-0"),
+        ] {
+            let subnet: IpNetwork = subnet.parse().unwrap();
+            let name = name(&space(), subnet);
+            assert_eq!(name, format!("{first}-{}", hash_of(&space())));
+            let mut object = PartialObjectMeta {
+                types: None,
+                metadata: ObjectMeta {
+                    name: Some(name),
+                    annotations: Some(BTreeMap::from([(SPACE.to_owned(), "default+blue".into())])),
+                    ..ObjectMeta::default()
+                },
+                _phantom: std::marker::PhantomData,
+            };
+            let space = space();
+            assert_eq!(news(&object), Some(News { space, subnet }));
+            // One that was copied under another name.
+            object.metadata.annotations =
+                Some(BTreeMap::from([(SPACE.to_owned(), "default".into())]));
+            assert_eq!(news(&object), None);
+        }
+    }
+
+    #[test]
+    fn labels_say_for_whom_something_waits() {
+        let before = document(&[(
+            "10.56.3.0/28",
+            Part {
+                wanted: vec![want("c", "c-1"), want("d", "d-1")],
+                ..part("a", "a-1")
+            },
+        )]);
+        let over = Some(Over {
+            since: "now".into(),
+            why: "gone".into(),
+        });
+        let next = document(&[
+            ("10.56.3.0/29", part("a", "a-1")),
+            ("10.56.3.8/32", part("c", "c-1")),
+            ("10.56.3.64/28", part("b", "b-1")),
+            (
+                "10.56.3.128/28",
+                Part {
+                    over,
+                    ..part("e", "e-1")
+                },
+            ),
+            (
+                "10.56.3.192/28",
+                Part {
+                    node: "f".into(),
+                    network: Some(OwnNetwork::default()),
+                    ..Part::default()
+                },
+            ),
+        ]);
+        let labels = labels(&space(), &before, &next);
+        let of = |node| labels.get(&label_of(node)).map(String::as_str);
+        // c was handed a piece, e's part is marked, f's is not taken up yet.
+        let found = ["a", "b", "c", "d", "e", "f"].map(of);
+        let own = Some("own");
+        let asked = Some("asked");
+        assert_eq!(found, [own, own, asked, None, asked, asked]);
+        assert_eq!(labels[SPACE], hash_of(&space()));
+        assert_eq!(labels.get(FULL), None);
+        let full = document(&[("10.56.3.0/24", part("a", "a-1"))]);
+        let labels = super::labels(&space(), &next, &full);
+        assert_eq!(labels[FULL], "true");
+    }
+
+    /// RFC 7386.
+    fn merge(target: &mut Value, patch: &Value) {
+        let Value::Object(changes) = patch else {
+            *target = patch.clone();
+            return;
+        };
+        if !target.is_object() {
+            *target = json!({});
+        }
+        let keys = target.as_object_mut().unwrap();
+        for (key, change) in changes {
+            match change {
+                Value::Null => drop(keys.remove(key)),
+                change => merge(keys.entry(key).or_insert(Value::Null), change),
+            }
+        }
+    }
+
+    #[test]
+    fn a_patch_makes_one_document_of_another() {
+        let network = |gateway: Option<std::net::IpAddr>| Part {
+            network: Some(OwnNetwork { gateway }),
+            ..part("n", "n-1")
+        };
+        let documents = [
+            document(&[]),
+            document(&[("10.56.3.0/28", part("a", "a-1"))]),
+            document(&[(
+                "10.56.3.0/28",
+                Part {
+                    wanted: vec![want("c", "c-1")],
+                    over: Some(Over {
+                        since: "now".into(),
+                        why: "gone".into(),
+                    }),
+                    ..part("a", "a-1")
+                },
+            )]),
+            document(&[
+                ("10.56.3.0/29", part("b", "b-2")),
+                ("10.56.3.8/29", network(Some([10, 56, 3, 9].into()))),
+            ]),
+            document(&[(
+                "10.56.3.8/29",
+                Part {
+                    reserved: Some("whereabouts: ml/worker-0".into()),
+                    ..Part::default()
+                },
+            )]),
+            document(&[("10.56.3.8/29", network(None))]),
+        ];
+        for before in &documents {
+            for next in &documents {
+                let has = labels(&space(), &document(&[]), before);
+                let labels = labels(&space(), before, next);
+                let mut foreign = has.clone();
+                foreign.insert("team".into(), "ml".into());
+                let mut object = json!({
+                    "metadata": {"labels": foreign},
+                    "spec": before,
+                    "status": Summary::of(before),
+                });
+                let patch = patch(7, before, next, &foreign, &labels);
+                assert_eq!(patch["metadata"]["resourceVersion"], "7");
+                merge(&mut object, &patch);
+                assert_eq!(Document::deserialize(&object["spec"]).unwrap(), *next);
+                let mut expected = labels;
+                expected.insert("team".into(), "ml".into());
+                assert_eq!(object["metadata"]["labels"], json!(expected));
+                assert_eq!(object["status"], json!(Summary::of(next)));
+                let is_held = object["metadata"].get("finalizers").is_some();
+                assert_eq!(is_held, !next.parts.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn a_document_under_the_name_of_another_is_refused() {
+        let object = |store: &str, version: &str| Object {
+            api_version: API_VERSION.into(),
+            kind: KIND.into(),
+            metadata: ObjectMeta {
+                resource_version: Some(version.into()),
+                ..ObjectMeta::default()
+            },
+            spec: Document::empty(store, "blue", "10.56.3.0/24".parse().unwrap()),
+            status: Summary::default(),
+        };
+        let subnet = "10.56.3.0/24".parse().unwrap();
+        let read = parse(object("default", "12"), &space(), subnet).unwrap();
+        assert_eq!(read.version, 12);
+        for (object, why) in [
+            (object("other", "12"), "store \"other\""),
+            (object("default", "x"), "resourceVersion"),
+        ] {
+            let error = parse(object, &space(), subnet).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
 }

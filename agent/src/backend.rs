@@ -47,8 +47,10 @@ pub enum Swap {
 pub struct Pace {
     /// Those with parts of this node.
     pub look: Duration,
-    /// Those in which other nodes ask, or soon will.
+    /// Those in which other nodes ask, or soon will: perhaps a pod ended meanwhile.
     pub urgent: Duration,
+    /// Whether somebody tells of changes, so that what was read last is good enough until then.
+    pub is_told: bool,
     /// Those in which this node asks.
     pub poll: Duration,
     /// How many documents are read for a claim, before it is asked which have no room.
@@ -59,14 +61,16 @@ pub struct Pace {
 const OF_DIRECTORY: Pace = Pace {
     look: Duration::from_secs(8),
     urgent: Duration::from_secs(2),
+    is_told: false,
     poll: Duration::from_millis(250),
     reads: usize::MAX,
 };
 /// The API tells of them; this is for what the watch missed.
 const OF_API: Pace = Pace {
     look: Duration::from_mins(10),
-    urgent: Duration::from_mins(1),
-    poll: Duration::from_secs(2),
+    urgent: Duration::from_secs(2),
+    is_told: true,
+    poll: Duration::from_secs(10),
     reads: 8,
 };
 

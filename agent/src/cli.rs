@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Parser;
+use clap::{CommandFactory as _, Parser, Subcommand};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use node::identity::NodeIdentity;
 use node::policy::Policy;
@@ -55,19 +55,32 @@ struct Cli {
     metrics_addr: Vec<SocketAddr>,
     #[command(flatten)]
     log: Log,
+    #[command(subcommand)]
+    command: Option<Command>,
 }
 
-/// The command line, for manual pages and completions.
-#[must_use]
-pub fn command() -> clap::Command {
-    <Cli as clap::CommandFactory>::command()
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write manual pages and completions to a directory
+    #[command(hide = true)]
+    Pages {
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     cli.log.start();
-    match serve(cli) {
+    let ended = match &cli.command {
+        Some(Command::Pages { directory }) => {
+            let pages = node_server::pages::write(Cli::command(), directory);
+            pages.with_context(|| format!("write pages to {}", directory.display()))
+        }
+        None => serve(cli),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use ipam::space::{hash, overlap};
 use ipam::leases::Use;
 use ipam::owned::{Owned, OwnedNetwork, OwnedPart};
 use ipam::range::{Range, bits};
+use ipam::space::{hash, overlap};
 use ipam::subnet::{Change, Document, Handover, Holder, Over, Part, Want, Wanted, piece};
 use ipnetwork::IpNetwork;
 
@@ -473,11 +473,18 @@ pub fn candidates(document: &Document, node: &str, range: &Range) -> Vec<Candida
     parts.filter_map(candidate).collect()
 }
 
-/// In which order a node asks: the larger part first, then each node in an order of its own.
+/// In which order a node asks: one part of each node first, since one that has many may have no free address
+/// at all; the larger part first, then each node in an order of its own.
 pub fn order(candidates: &mut [Candidate], node: &str) {
     candidates.sort_by_cached_key(|one| {
         let size = piece::size(one.part);
         (usize::MAX - size, hash(&format!("{node} {}", one.part)))
+    });
+    let mut parts: BTreeMap<String, usize> = BTreeMap::new();
+    candidates.sort_by_cached_key(|one| {
+        let number = parts.entry(one.node.clone()).or_default();
+        *number += 1;
+        *number
     });
 }
 
@@ -502,6 +509,27 @@ pub fn backoff(lost: u32, random: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_node_is_asked_before_one_is_asked_twice() {
+        let candidate = |part: &str, node: &str| {
+            let part: IpNetwork = part.parse().unwrap();
+            Candidate {
+                subnet: "10.0.0.0/24".parse().unwrap(),
+                part,
+                node: node.into(),
+                among: (part.network(), part.broadcast()),
+            }
+        };
+        let mut all: Vec<Candidate> = (0..8)
+            .map(|number| candidate(&format!("10.0.0.{}/29", 8 * number), "a"))
+            .collect();
+        all.insert(0, candidate("10.0.0.200/32", "b"));
+        all.push(candidate("10.0.0.128/28", "c"));
+        order(&mut all, "n");
+        let nodes: Vec<&str> = all.iter().map(|one| &*one.node).take(4).collect();
+        assert_eq!(nodes, ["c", "a", "b", "a"]);
+    }
 
     fn want(size: u16, among: (&str, &str)) -> Want {
         Want {

@@ -404,11 +404,19 @@ mod tests {
             let error = directory.read(&space(), subnet()).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("/7"), "{error}");
         }
-        fs::write(place.path().join(ipam::directory::FORMAT_FILE), r#"{"format": 2}"#).unwrap();
-        let error = ipam::directory::check(place.path()).unwrap_err().to_string();
+        fs::write(
+            place.path().join(ipam::directory::FORMAT_FILE),
+            r#"{"format": 2}"#,
+        )
+        .unwrap();
+        let error = ipam::directory::check(place.path())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("format 2, this program knows 1"), "{error}");
         fs::remove_file(place.path().join(ipam::directory::FORMAT_FILE)).unwrap();
-        let error = ipam::directory::check(place.path()).unwrap_err().to_string();
+        let error = ipam::directory::check(place.path())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("rdmactl addresses init"), "{error}");
     }
 }

@@ -15,10 +15,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipam::space::AddressSpace;
 use ipam::leases::{Leases, since_boot};
 use ipam::owned::{self, Owned};
 use ipam::range::Range;
+use ipam::space::AddressSpace;
 use ipam::subnet::{Change, Changed, Document, change, piece, subnet_of};
 use ipnetwork::IpNetwork;
 use node::random::random64;
@@ -99,6 +99,8 @@ pub struct Space {
     goals: Vec<Goal>,
     /// When each document is read next.
     watched: BTreeMap<IpNetwork, Instant>,
+    /// Documents in which others ask, as they were read last, where changes are told.
+    asked: BTreeMap<IpNetwork, Read>,
     /// When the documents are listed that may name this node, until that is done.
     list_due: Option<Instant>,
     pending: BTreeSet<String>,
@@ -147,6 +149,7 @@ impl Space {
             leases,
             history: History::default(),
             goals: Vec::new(),
+            asked: BTreeMap::new(),
             list_due: Some(now),
             pending: BTreeSet::new(),
             restored: BTreeMap::new(),
@@ -176,6 +179,7 @@ impl Space {
                 }
             }
             Message::News(subnet) => {
+                self.asked.remove(&subnet);
                 self.watched.insert(subnet, now);
                 let asks = |goal: &&mut Goal| matches!(goal.phase, Phase::Ask(_));
                 for goal in self.goals.iter_mut().filter(asks) {
@@ -219,7 +223,10 @@ impl Space {
         if let Some((subnet, _)) = due.map(|(subnet, due)| (*subnet, *due)) {
             self.watched.insert(subnet, now + self.pace().look);
             // The fault is in the status.
-            let _ = self.visit(subnet, Mode::Usual, now);
+            let _ = match self.asked.remove(&subnet) {
+                Some(read) => self.settle(read, Mode::Usual, now),
+                None => self.visit(subnet, Mode::Usual, now),
+            };
             return Duration::ZERO;
         }
         let goals = self
@@ -268,10 +275,7 @@ impl Space {
     }
 
     /// Calls the store, which may hang.
-    fn call<T>(
-        &self,
-        call: impl FnOnce(&Backend) -> Result<T, BackendError>,
-    ) -> Result<T, Fault> {
+    fn call<T>(&self, call: impl FnOnce(&Backend) -> Result<T, BackendError>) -> Result<T, Fault> {
         self.note(|status| status.calling = Some(Instant::now()));
         #[cfg(test)]
         tests::kill::point()?;
@@ -323,6 +327,7 @@ impl Space {
 
     /// Reads a document and does what follows from it. Returns it as it is afterwards.
     fn visit(&mut self, subnet: IpNetwork, mode: Mode, now: Instant) -> Result<Read, Fault> {
+        self.asked.remove(&subnet);
         let read = self.call(|backend| backend.read(&self.space, subnet))?;
         self.settle(read, mode, now)
     }
@@ -351,6 +356,9 @@ impl Space {
                 false => self.watched.remove(&subnet),
             };
             if next == read.document {
+                if decision.is_urgent && self.pace().is_told {
+                    self.asked.insert(subnet, read.clone());
+                }
                 return Ok(read);
             }
             let news: Vec<String> = decision.changes.iter().filter_map(new_id).collect();

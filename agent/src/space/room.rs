@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ipam::space::single;
 use ipam::owned::{self, OwnedPart};
-use ipam::range::gateway_in;
 use ipam::range::Range;
+use ipam::range::gateway_in;
+use ipam::space::single;
 use ipam::subnet::{
-    Change, Changed, Document, Holder, Over, Part, Refused, Want, Wanted, change, claim_size, piece,
-    subnet_of, subnets,
+    Change, Changed, Document, Holder, Over, Part, Refused, Want, Wanted, change, claim_size,
+    piece, subnet_of, subnets,
 };
 use ipnetwork::IpNetwork;
 use node::random::random64;
@@ -100,7 +100,9 @@ impl Space {
             Phase::Scan(left) => {
                 let subnet = match left {
                     None => {
-                        let all = self.call(|backend| backend.subnets(&self.space, &self.context.node.name))?;
+                        let all = self.call(|backend| {
+                            backend.subnets(&self.space, &self.context.node.name)
+                        })?;
                         let inside = |subnet: &IpNetwork| goal.range.size_within(*subnet) > 0;
                         *left = Some(all.into_iter().filter(inside).collect());
                         return Ok(());
@@ -397,13 +399,14 @@ impl Space {
     ) -> Result<Option<Change>, Fault> {
         let is_over = |part: &Part| part.over.is_some() && part.network.is_none();
         let marked = document.parts.iter().filter(|(_, part)| is_over(part));
-        let marked: Vec<(IpNetwork, Part)> = marked
-            .map(|(piece, part)| (*piece, part.clone()))
-            .collect();
+        let marked: Vec<(IpNetwork, Part)> =
+            marked.map(|(piece, part)| (*piece, part.clone())).collect();
         let key = |piece: IpNetwork, part: &Part| (piece, part.id.clone());
         self.marks.retain(|(piece, id), _| {
             !piece::is_piece(document.subnet, *piece)
-                || marked.iter().any(|(other, part)| key(*other, part) == (*piece, id.clone()))
+                || marked
+                    .iter()
+                    .any(|(other, part)| key(*other, part) == (*piece, id.clone()))
         });
         for (piece, part) in marked {
             let since = *self.marks.entry(key(piece, &part)).or_insert(now);

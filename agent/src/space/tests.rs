@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use ipam::space::single;
 use ipam::lease;
 use ipam::leases::{AddressRequest, LeaseError, Leased, Order, Ownership};
 use ipam::range::Spec;
+use ipam::space::single;
 use ipam::subnet::Part;
 use node::policy::Profile;
 use node_wire::{Gateway, PerNode};
