@@ -12,7 +12,8 @@ PROFILE ?= release
 # Where the programs are left, and where every test finds them.
 BIN_DIR ?= $(if $(filter release,$(PROFILE)),dist,target/bin-$(PROFILE))
 # For image and release: amd64, arm64 or both, this machine's unless named. Programs of another
-# architecture than this machine's are left in a folder of its name below BIN_DIR.
+# architecture than this machine's are left in a folder of its name below BIN_DIR; their C compiler is
+# aarch64-linux-gnu-gcc (Debian: gcc-aarch64-linux-gnu).
 HERE := $(patsubst aarch64,arm64,$(patsubst x86_64,amd64,$(shell uname -m)))
 ARCH ?= $(HERE)
 FOREIGN := $(filter-out $(HERE),$(ARCH))

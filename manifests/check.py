@@ -67,7 +67,7 @@ seLinuxType: container_runtime_t
 metricsPort: 9999
 agent: {metricsPort: 9997}
 admission: {enabled: true, administratorNodes: [control-plane-1, control-plane-2]}
-whereabouts: {enabled: true, ranges: [10.56.0.0/24, "fd00::/120"], schedule: "0 * * * *"}
+whereabouts: {enabled: true, namespace: openshift-multus, ranges: [10.56.0.0/24, "fd00::/120"], schedule: "0 * * * *"}
 monitoring: {enabled: true, labels: {release: prometheus}, docsUrl: "https://docs.example/"}
 extraArgs: [--log-level=debug]
 extraEnv: [{name: RDMA_EXAMPLE, value: "1"}]

@@ -134,7 +134,7 @@ def definition():
     """What the CRD accepts."""
     n1 = part("n1", "11")
     full = {f"10.56.3.{i}/32": part("n" * 250 + str(i), f"{i:064x}", wanted=[want("w" * 253, "f" * 64, 256)] * 4,
-                                    over={"since": "2026-01-01T00:00:00Z", "why": "é" * 256}, network={})
+                                    over={"since": "2026-01-01T00:00:00Z", "why": "é" * 512}, network={})
             for i in range(256)}
     created = [
         ("256 parts, each as long as it can be", document(full), None),
@@ -213,6 +213,8 @@ def policy():
         ("claim without a node in the token", two, "no node", claim, "does not name its node"),
         ("claim of a piece of another's part", two, "n1", {"10.56.3.20/30": part("n1", "12")}, "10.56.3.20/30 overlaps another part"),
         ("claim around another's part", two, "n1", {"10.56.3.16/27": part("n1", "12")}, "overlaps another part"),
+        ("claim of IPv6", {"fd00::300/124": other}, "n1", {"fd00::310/124": part("n1", "12")}, None),
+        ("claim of IPv6 in another's part", {"fd00::300/124": other}, "n1", {"fd00:0:0:0:0:0:0:308/125": part("n1", "12")}, "overlaps another part"),
         ("remove an own part", two, "n1", {"10.56.3.0/28": None}, None),
         ("remove another's part", two, "n1", {"10.56.3.16/28": None}, not_own),
         ("cut an own part", two, "n1", {"10.56.3.0/28": None, "10.56.3.0/30": own, "10.56.3.8/29": own}, None),

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::backend::{Read, Swap};
+use crate::backend::{Age, Read, Swap};
 
 /// The path of all documents.
 const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/addresssubnets";
@@ -83,8 +83,8 @@ struct Counts {
 struct Known {
     /// The highest version that was seen.
     highest: u64,
-    /// Since when its truth is older than that.
-    restored: Option<Instant>,
+    /// How often its truth was older than that, and since when.
+    restored: Option<(u64, Instant)>,
     nodes: Option<(Instant, u64)>,
 }
 
@@ -215,7 +215,12 @@ impl Api {
         let what = format!("read {KIND} {name}");
         let request = Request::new(PATH).get(&name, &GetParams::default());
         match self.send::<Object>(&what, request) {
-            Ok(object) => parse(object, space, subnet).map_err(|why| ApiError::Wrong { what, why }),
+            Ok(object) => {
+                let read = parse(object, space, subnet);
+                let read = read.map_err(|why| ApiError::Wrong { what, why })?;
+                self.remember(read.version);
+                Ok(read)
+            }
             Err(ApiError::Refused { code: 404, .. }) => Ok(Read::none(space, subnet)),
             Err(error) => Err(error),
         }
@@ -233,6 +238,7 @@ impl Api {
     ) -> Result<Swap, ApiError> {
         let name = name(space, next.subnet);
         let labels = labels(space, &read.document, next);
+        let before = self.highest();
         let request = match read.version {
             0 => {
                 let object = Object {
@@ -269,10 +275,11 @@ impl Api {
             Err(ApiError::Refused {
                 code: 404 | 409, ..
             }) => return Ok(Swap::Lost),
+            Err(error) if is_denied(&error) => return Ok(Swap::Denied(error.to_string())),
             Err(error) => return Err(error),
         };
         let version = version_of(written.metadata.resource_version.as_deref());
-        self.saw(version);
+        self.saw(before, version);
         if next.parts.is_empty() {
             self.delete(&name, &written.metadata);
         }
@@ -296,9 +303,9 @@ impl Api {
         }
     }
 
-    fn list(&self, what: &str, selector: &str, from_cache: bool) -> Result<List, ApiError> {
+    fn list(&self, what: &str, selector: &str, age: Age) -> Result<List, ApiError> {
         let mut parameters = ListParams::default().labels(selector);
-        if from_cache {
+        if age == Age::Any {
             parameters = parameters.match_any();
         }
         self.send(what, Request::new(PATH).list_metadata(&parameters))
@@ -308,19 +315,17 @@ impl Api {
     ///
     /// # Errors
     /// The API does not answer.
-    pub fn subnets(&self, space: &AddressSpace, node: &str) -> Result<Vec<IpNetwork>, ApiError> {
+    pub fn subnets(
+        &self,
+        space: &AddressSpace,
+        node: &str,
+        age: Age,
+    ) -> Result<Vec<IpNetwork>, ApiError> {
         let selector = format!("{SPACE}={},{}", hash_of(space), label_of(node));
-        let list = self.list(
-            &format!("list the {KIND}s of node {node}"),
-            &selector,
-            false,
-        )?;
-        Ok(list
-            .items()
-            .iter()
-            .filter_map(news)
-            .map(|one| one.subnet)
-            .collect())
+        let what = format!("list the {KIND}s of node {node}");
+        let list = self.list(&what, &selector, age)?;
+        let found = list.items().iter().filter_map(news);
+        Ok(found.map(|one| one.subnet).collect())
     }
 
     /// The subnets of a space without a free address.
@@ -329,7 +334,7 @@ impl Api {
     /// The API does not answer.
     pub fn full(&self, space: &AddressSpace) -> Result<BTreeSet<IpNetwork>, ApiError> {
         let selector = format!("{SPACE}={},{FULL}=true", hash_of(space));
-        let list = self.list(&format!("list the full {KIND}s"), &selector, true)?;
+        let list = self.list(&format!("list the full {KIND}s"), &selector, Age::Any)?;
         Ok(list
             .items()
             .iter()
@@ -346,7 +351,7 @@ impl Api {
         let list = self.list(
             &format!("list the {KIND}s of this node"),
             &label_of(&self.node),
-            true,
+            Age::Any,
         )?;
         let spaces = list.items().iter().filter_map(news).map(|one| one.space);
         let spaces: BTreeSet<AddressSpace> = spaces.filter(|space| space.store == store).collect();
@@ -389,39 +394,42 @@ impl Api {
         }
     }
 
-    /// A version that the node saw before it was started.
+    /// A version that was seen of the store.
     pub fn remember(&self, version: u64) {
         self.known(|known| known.highest = known.highest.max(version));
     }
 
-    /// The version of the whole store now.
-    fn saw(&self, version: u64) {
+    fn highest(&self) -> u64 {
+        self.known(|known| known.highest)
+    }
+
+    /// The version of the whole store, which answers a request that was made when another one had been seen.
+    fn saw(&self, before: u64, version: u64) {
         self.known(|known| {
-            if version >= known.highest {
-                known.highest = version;
-            } else if known.restored.is_none() {
-                tracing::error!(
-                    version,
-                    before = known.highest,
-                    "the Kubernetes API is older than before: restored from a backup? For 15 minutes nothing \
-                     is claimed but what this node had"
-                );
-                known.restored = Some(Instant::now());
+            // The other one was found to be of a truth that is gone.
+            let is_known = known.highest < before;
+            if version >= before || is_known {
+                known.highest = known.highest.max(version);
+                return;
             }
+            tracing::error!(
+                version,
+                before,
+                "the Kubernetes API is older than before: restored from a backup? For 15 minutes nothing is \
+                 claimed but what this node had"
+            );
+            known.highest = version;
+            known.restored = Some((known.restored.map_or(1, |(number, _)| number + 1), Instant::now()));
         });
     }
 
-    /// Whether the store is older than what was seen of it, since less than a quarter of an hour.
+    /// Which time it is that the store is older than what was seen of it, for a quarter of an hour.
     #[must_use]
-    pub fn is_restored(&self) -> bool {
+    pub fn restored(&self) -> Option<u64> {
         self.known(|known| {
-            if known
-                .restored
-                .is_some_and(|since| since.elapsed() >= RESTORED_REST)
-            {
-                (known.restored, known.highest) = (None, 0);
-            }
-            known.restored.is_some()
+            let restored = known.restored;
+            let fresh = restored.filter(|(_, since)| since.elapsed() < RESTORED_REST);
+            fresh.map(|(number, _)| number)
         })
     }
 
@@ -430,10 +438,14 @@ impl Api {
     /// # Errors
     /// The API does not answer.
     pub async fn look(&self) -> Result<(), ApiError> {
+        let before = self.highest();
         // From etcd: one item and the version of all.
         let request = Request::new(PATH).list_metadata(&ListParams::default().limit(1));
         let list: List = self.request(&format!("list {KIND}s"), request).await?;
-        self.saw(version_of(list.metadata.resource_version.as_deref()));
+        self.saw(
+            before,
+            version_of(list.metadata.resource_version.as_deref()),
+        );
         Ok(())
     }
 
@@ -540,6 +552,17 @@ fn refused(what: &str, status: &Status) -> ApiError {
         code: status.code,
         reason: status.reason.clone(),
         message: status.message.clone(),
+    }
+}
+
+/// Whether the cluster's policy or the definition does not allow a change: another one may be allowed. A right
+/// that is missing is a fault of the whole store.
+fn is_denied(error: &ApiError) -> bool {
+    match error {
+        ApiError::Refused { code, message, .. } => {
+            *code == 422 || (*code == 403 && message.contains("ValidatingAdmissionPolicy"))
+        }
+        _ => false,
     }
 }
 

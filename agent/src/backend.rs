@@ -34,12 +34,23 @@ impl Read {
 }
 
 /// What became of a compare-and-swap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Swap {
     /// The document has this version now.
     Won(u64),
     /// Another writer changed the document. It may have gone on from this change.
     Lost,
+    /// The store does not let this node make this change, and says why.
+    Denied(String),
+}
+
+/// How old an answer may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Age {
+    /// As it is now.
+    Now,
+    /// As some server remembers it, which costs the cluster nothing.
+    Any,
 }
 
 /// How often documents are looked at.
@@ -154,7 +165,7 @@ impl Backend {
         }
     }
 
-    /// The subnets in which a node may have parts, as they are now.
+    /// The subnets in which a node may have parts.
     ///
     /// # Errors
     /// They cannot be listed.
@@ -162,13 +173,14 @@ impl Backend {
         &self,
         space: &AddressSpace,
         node: &str,
+        age: Age,
     ) -> Result<Vec<IpNetwork>, BackendError> {
         match self {
             Self::Directory(directory) => {
                 ipam::directory::check(directory.path())?;
                 Ok(directory.subnets(space)?)
             }
-            Self::Api(api) => Ok(api.subnets(space, node)?),
+            Self::Api(api) => Ok(api.subnets(space, node, age)?),
         }
     }
 
@@ -217,12 +229,12 @@ impl Backend {
         }
     }
 
-    /// Whether the store is as a whole older than what was seen of it.
+    /// Which time it is that the store is as a whole older than what was seen of it, for a quarter of an hour.
     #[must_use]
-    pub fn is_restored(&self) -> bool {
+    pub fn restored(&self) -> Option<u64> {
         match self {
-            Self::Directory(_) => false,
-            Self::Api(api) => api.is_restored(),
+            Self::Directory(_) => None,
+            Self::Api(api) => api.restored(),
         }
     }
 }

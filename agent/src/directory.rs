@@ -348,7 +348,7 @@ mod tests {
                             next.parts.extend(read.document.parts);
                             match directory.swap(&space(), read.version, &next) {
                                 Ok(Swap::Won(version)) => won.push(version),
-                                Ok(Swap::Lost) => {}
+                                Ok(Swap::Lost | Swap::Denied(_)) => {}
                                 Err(error) => panic!("{error}"),
                             }
                         }

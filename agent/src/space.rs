@@ -3,9 +3,11 @@
 //!
 //! - this file: the loop, and what follows from a document that was read;
 //! - `room`: questions of ADDs;
+//! - `gone`: parts of nodes that are gone;
 //! - `administer`: an administrator's word.
 
 mod administer;
+mod gone;
 mod room;
 #[cfg(test)]
 mod tests;
@@ -25,7 +27,7 @@ use node::random::random64;
 use node_wire::{Failure, FailureKind, PartsChange, PartsChanged, Room};
 use tokio::sync::oneshot;
 
-use crate::backend::{Backend, BackendError, Pace, Read, Swap};
+use crate::backend::{Age, Backend, BackendError, Pace, Read, Swap};
 use crate::decide::{self, Busy, Decision, History, Ids, Inputs, Mode, ThisNode};
 use crate::goal::{Goal, Phase, Waiting};
 
@@ -105,6 +107,8 @@ pub struct Space {
     list_due: Option<Instant>,
     pending: BTreeSet<String>,
     restored: BTreeMap<IpNetwork, Instant>,
+    /// What the store said of itself last.
+    store_restored: Option<u64>,
     /// When each mark of a node that is gone was seen first.
     marks: BTreeMap<(IpNetwork, Option<String>), Instant>,
     /// When each other node was asked for, and why it is gone, if it is.
@@ -153,6 +157,7 @@ impl Space {
             list_due: Some(now),
             pending: BTreeSet::new(),
             restored: BTreeMap::new(),
+            store_restored: None,
             marks: BTreeMap::new(),
             nodes: BTreeMap::new(),
             status,
@@ -194,6 +199,13 @@ impl Space {
 
     /// Does one thing that is due; returns how long nothing is.
     pub fn step(&mut self, now: Instant) -> Duration {
+        let restored = self.backend.restored();
+        if restored != self.store_restored {
+            // What this node has is written before others claim it.
+            self.asked.clear();
+            self.watched.values_mut().for_each(|due| *due = now);
+        }
+        self.store_restored = restored;
         for goal in &mut self.goals {
             goal.expire(now);
         }
@@ -267,7 +279,7 @@ impl Space {
 
     /// Whether the document of a subnet is older than one that was read before.
     fn is_restored(&self, subnet: IpNetwork) -> bool {
-        self.restored.contains_key(&subnet) || self.backend.is_restored()
+        self.restored.contains_key(&subnet) || self.backend.restored().is_some()
     }
 
     fn note(&self, note: impl FnOnce(&mut SpaceStatus)) {
@@ -294,7 +306,8 @@ impl Space {
     }
 
     fn list(&mut self, now: Instant) {
-        let subnets = self.call(|backend| backend.subnets(&self.space, &self.context.node.name));
+        let subnets =
+            self.call(|backend| backend.subnets(&self.space, &self.context.node.name, Age::Any));
         self.list_due = subnets.is_err().then(|| now + RETRY_INTERVAL);
         for subnet in subnets.into_iter().flatten() {
             self.watched.entry(subnet).or_insert(now);
@@ -388,6 +401,7 @@ impl Space {
                 self.note(|status| status.writes += 1);
                 Ok(Some(self.backend.written(&self.space, read, next, version)))
             }
+            Swap::Denied(why) => Err(why),
             // Perhaps another node went on from it, so they stay asked for.
             Swap::Lost => {
                 self.note(|status| status.lost += 1);
@@ -404,7 +418,7 @@ impl Space {
         let subnet = read.document.subnet;
         let (context, space, leases) = (self.context.clone(), &self.space, &self.leases);
         let (pending, history, ids) = (&self.pending, &mut self.history, &mut self.ids);
-        let (restored, is_store_restored) = (&mut self.restored, self.backend.is_restored());
+        let (restored, is_store_restored) = (&mut self.restored, self.backend.restored().is_some());
         let time = jiff::Timestamp::now().to_string();
         let decided = owned::change(leases, &context.state_dir, space, |owned, leased| {
             let uses = leased.of(subnet).map_err(|error| error.to_string())?;

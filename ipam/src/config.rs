@@ -111,14 +111,6 @@ pub fn store_name(config: &NetworkConfig) -> String {
         .unwrap_or_else(|| DEFAULT_STORE.to_owned())
 }
 
-/// The store that the text of a configuration uses, if its IPAM is ours.
-#[must_use]
-pub fn store_of(config: &[u8]) -> Option<String> {
-    let config = NetworkConfig::parse(config).ok()?;
-    let kind = config.ipam_type().ok()??;
-    matches!(kind, "rdma-ipam" | "whereabouts").then(|| store_name(&config))
-}
-
 /// The profile a configuration is read in: the policy's, else by the name the
 /// IPAM was called by.
 ///
@@ -804,28 +796,6 @@ mod tests {
                 store,
                 "{text}"
             );
-        }
-    }
-
-    #[test]
-    fn the_store_of_a_configuration_is_known_where_its_ipam_is_ours() {
-        for (text, store) in [
-            (
-                r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"rdma-ipam","store":"shared"}}"#,
-                Some("shared"),
-            ),
-            (
-                r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"whereabouts"}}"#,
-                Some(DEFAULT_STORE),
-            ),
-            (
-                r#"{"cniVersion":"1.0.0","name":"a","ipam":{"type":"static","store":"shared"}}"#,
-                None,
-            ),
-            (r#"{"cniVersion":"1.0.0","name":"a"}"#, None),
-            ("{", None),
-        ] {
-            assert_eq!(store_of(text.as_bytes()).as_deref(), store, "{text}");
         }
     }
 }

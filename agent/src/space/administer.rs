@@ -11,6 +11,7 @@ use node::random::random64;
 use node_wire::{Failure, FailureKind, PartsChange, PartsChanged};
 
 use super::{Fault, Space};
+use crate::backend::Age;
 use crate::decide::{self, Mode};
 
 /// How often a change is tried.
@@ -66,7 +67,7 @@ impl Space {
             }
             PartsChange::ReleaseNode(node) => {
                 let subnets = self
-                    .call(|backend| backend.subnets(&self.space, node))
+                    .call(|backend| backend.subnets(&self.space, node, Age::Now))
                     .map_err(fault)?;
                 let mut changed = PartsChanged::default();
                 for subnet in subnets {

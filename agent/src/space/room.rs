@@ -4,27 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use ipam::owned::{self, OwnedPart};
-use ipam::range::Range;
 use ipam::range::gateway_in;
 use ipam::space::single;
 use ipam::subnet::{
-    Change, Changed, Document, Holder, Over, Part, Refused, Want, Wanted, change, claim_size,
-    piece, subnet_of, subnets,
+    Change, Changed, Document, Holder, Refused, Want, Wanted, change, claim_size, subnet_of,
+    subnets,
 };
 use ipnetwork::IpNetwork;
 use node::random::random64;
 use node_wire::{FailureKind, Room};
 
 use super::{Fault, RETRY_INTERVAL, Space};
+use crate::backend::Age;
 use crate::decide::{self, Candidate, MAX_ASKED, Mode, WANT_LIMIT};
 use crate::goal::{Asking, Goal, Phase};
 
 /// How long the first nodes that were asked are waited for, before others are asked, too.
 const ROUND: Duration = Duration::from_secs(10);
-/// How many nodes are asked for at once whether they are gone.
-const MAX_NODES: usize = 16;
-/// How long an answer to that is believed.
-const NODE_REST: Duration = Duration::from_mins(1);
 
 /// What became of an attempt to claim.
 enum Attempt {
@@ -101,7 +97,7 @@ impl Space {
                 let subnet = match left {
                     None => {
                         let all = self.call(|backend| {
-                            backend.subnets(&self.space, &self.context.node.name)
+                            backend.subnets(&self.space, &self.context.node.name, Age::Now)
                         })?;
                         let inside = |subnet: &IpNetwork| goal.range.size_within(*subnet) > 0;
                         *left = Some(all.into_iter().filter(inside).collect());
@@ -330,103 +326,6 @@ impl Space {
             poll: 0,
         }));
         Ok(())
-    }
-
-    /// Those whose nodes are there. The parts of the others are marked, to be taken later.
-    fn without_gone(
-        &mut self,
-        candidates: Vec<Candidate>,
-        now: Instant,
-    ) -> Result<Vec<Candidate>, Fault> {
-        let mut asked = BTreeSet::new();
-        let mut there = Vec::new();
-        for one in candidates {
-            if !asked.contains(&one.node) && asked.len() >= MAX_NODES {
-                there.push(one);
-                continue;
-            }
-            asked.insert(one.node.clone());
-            match self.gone(&one.node, NODE_REST, now)? {
-                None => there.push(one),
-                Some(why) => {
-                    let over = Over {
-                        since: jiff::Timestamp::now().to_string(),
-                        why,
-                    };
-                    let mark = |document: &Document| {
-                        let part = document.parts.get(&one.part);
-                        let part = part.filter(|part| part.node == one.node);
-                        let change = part.map(|part| Change::Over {
-                            part: one.part,
-                            id: part.id.clone(),
-                            over: over.clone(),
-                        });
-                        Ok(change.into_iter().collect())
-                    };
-                    let marked = self.edit(one.subnet, mark);
-                    marked.map_err(|failure| failure.to_string())?;
-                }
-            }
-        }
-        Ok(there)
-    }
-
-    /// Why a node is gone, by an answer that is not older than this.
-    fn gone(
-        &mut self,
-        node: &str,
-        believed: Duration,
-        now: Instant,
-    ) -> Result<Option<String>, Fault> {
-        self.nodes
-            .retain(|_, (at, _)| now.saturating_duration_since(*at) < NODE_REST);
-        let known = self.nodes.get(node);
-        let known = known.filter(|(at, _)| now.saturating_duration_since(*at) < believed);
-        if let Some((_, gone)) = known {
-            return Ok(gone.clone());
-        }
-        let gone = self.call(|backend| backend.gone(node))?;
-        self.nodes.insert(node.to_owned(), (now, gone.clone()));
-        Ok(gone)
-    }
-
-    /// A part of a node that is gone, which is marked for long enough and has room.
-    fn part_to_take(
-        &mut self,
-        document: &Document,
-        range: &Range,
-        now: Instant,
-    ) -> Result<Option<Change>, Fault> {
-        let is_over = |part: &Part| part.over.is_some() && part.network.is_none();
-        let marked = document.parts.iter().filter(|(_, part)| is_over(part));
-        let marked: Vec<(IpNetwork, Part)> =
-            marked.map(|(piece, part)| (*piece, part.clone())).collect();
-        let key = |piece: IpNetwork, part: &Part| (piece, part.id.clone());
-        self.marks.retain(|(piece, id), _| {
-            !piece::is_piece(document.subnet, *piece)
-                || marked
-                    .iter()
-                    .any(|(other, part)| key(*other, part) == (*piece, id.clone()))
-        });
-        for (piece, part) in marked {
-            let since = *self.marks.entry(key(piece, &part)).or_insert(now);
-            let is_ripe = now.saturating_duration_since(since) >= self.context.grace;
-            let is_other = part.node != self.context.node.name;
-            // Once more, just before.
-            if is_ripe
-                && is_other
-                && range.size_within(piece) > 0
-                && self.gone(&part.node, Duration::ZERO, now)?.is_some()
-            {
-                let id = self.ids.new_id();
-                return Ok(Some(Change::Take {
-                    part: piece,
-                    id: part.id,
-                    by: self.holder(&id),
-                }));
-            }
-        }
-        Ok(None)
     }
 
     /// Asks another node, or looks whether one gave something.

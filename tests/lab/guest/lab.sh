@@ -401,7 +401,7 @@ start_profile() {
 }
 
 # daemonset POOLS: prints the DaemonSet of manifests/base with this file of pools: what kustomize does with the
-# component local-store, as far as it matters to one node. No API is here for the broker.
+# component local-store, as far as it matters to one node. No API is here for the agent.
 daemonset() {
 	python3 - /lab/manifests/base/rdma-netdev.yaml "$1" /lab/policy.json <<-'OURS'
 		import json, sys
@@ -411,9 +411,9 @@ daemonset() {
 		    next(text for text in DOCUMENTS.split("\n---\n") if f"\nkind: {kind}\n" in f"\n{text}")
 		    for kind in ("ConfigMap", "DaemonSet"))
 		data = config_map.index("\ndata:")
-		head, rest = daemonset.split("      - name: rdma-ipam-broker\n")
+		head, rest = daemonset.split("      - name: rdma-agent\n")
 		rest = rest[rest.index("      volumes:\n"):]
-		rest = rest[:rest.index("      - name: broker-token\n")]
+		rest = rest[:rest.index("      - name: agent-token\n")]
 		print(head + rest)
 		print("---\n" + config_map[:data] + "\ndata: " + json.dumps({"pools.json": POOLS, "policy.json": POLICY}))
 	OURS

@@ -2,7 +2,7 @@
 # lab: guests=2 nics=1 memory=3072 cpus=2 timeout=5400 images=pods,node kubernetes=yes
 # lab: peers=k8s-rdma-shared-dp,whereabouts,whereabouts.yaml ports=1
 # lab: device=e1000e,id=hca,netdev=wire,bus=port1,romfile= netdev=hubport,id=wire,hubid=0
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-agent,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # What docs/migration.md says, in its order and with its commands; no pod is ended by it.
@@ -98,6 +98,13 @@ old_plugin=name=rdma-shared-dp-ds
 new_plugin=app.kubernetes.io/name=rdma-netdev
 # What whereabouts' objects say is leased: pods, in the order of their addresses.
 recorded() { own get ippools -o json | jq -r '[.items[].spec.allocations[].podref] | sort | join(" ")'; }
+# addresses COMMAND…: in an agent's container, on any node.
+addresses() { own exec ds/rdma-netdev -c rdma-agent -- rdmactl addresses "$@"; }
+# imported: the pods whose leases of whereabouts are reserved, in the order of their names.
+imported() {
+	kubectl get addresssubnets -o json |
+		jq -r '[.items[].spec.parts[].reserved // empty | select(startswith("whereabouts: ")) | ltrimstr("whereabouts: ")] | unique | join(" ")'
+}
 export_leases() { kubectl rdma addresses --json | /lab/bin/rdmactl addresses export --whereabouts --leases - --yes; }
 if [ "$LAB_GUEST" = 1 ]; then
 	step "the cluster as it was: RDMA shared device plugin, macvlan, whereabouts"
@@ -211,7 +218,13 @@ if [ "$LAB_GUEST" = 1 ]; then
 
 	step "the networks, in place"
 	ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
+	check "the range is held" addresses hold 192.168.111.0/24
 	check "rdma-netdev and rdma-ipam" kubectl apply -f <(new_network)
+	check "whereabouts' leases are imported" addresses import 192.168.111.0/24
+	show cat <<<"$checked"
+	equal "those of all its pods" "default/mid-node1 default/mid-node2 default/old1 default/old2" "$(imported)"
+	check "the range is held no longer" addresses unhold 192.168.111.0/24
+	show kubectl get addresssubnets
 	check "a pod on node1" start new1 node1
 	check "a pod on node2" start new2 node2
 	in_order "both chains" old1 old2 mid-node1 mid-node2 new1 new2
@@ -220,9 +233,12 @@ if [ "$LAB_GUEST" = 1 ]; then
 	show own exec ds/rdma-netdev -c rdma-device-plugin -- rdmactl addresses
 	check "pods of the old chain end" kubectl delete pod old1 mid-node2 --timeout=300s
 	equal "each lease went with its pod" "default/mid-node1 default/old2" "$(recorded)"
+	check "imported again" addresses import 192.168.111.0/24
+	equal "their addresses are free" "default/mid-node1 default/old2" "$(imported)"
 
 	step "back to whereabouts"
-	check "the leases of blocks are exported" export_leases
+	check "the range is held" addresses hold 192.168.111.0/24
+	check "our leases are exported" export_leases
 	equal "whereabouts has all leases" "default/mid-node1 default/new1 default/new2 default/old2" "$(recorded)"
 	check "the network as it was" kubectl apply -f <(old_network)
 	sleep 120
@@ -232,10 +248,9 @@ if [ "$LAB_GUEST" = 1 ]; then
 
 	step "forward again"
 	check "pods of exported leases end" kubectl delete pod new1 new2 --timeout=300s
-	# Their addresses cool down.
-	sleep 40
-	check "blocks of the range go" own delete addressblocks --all
 	check "rdma-netdev and rdma-ipam" kubectl apply -f <(new_network)
+	check "whereabouts' leases are imported" addresses import 192.168.111.0/24
+	check "the range is held no longer" addresses unhold 192.168.111.0/24
 	check "a pod" start forward1 node1
 	in_order "forward" old2 mid-node1 back1 forward1
 
@@ -244,6 +259,8 @@ if [ "$LAB_GUEST" = 1 ]; then
 	equal "exported leases stay" "default/new1 default/new2" "$(recorded)"
 	# As whereabouts' reconciler, which does not run here.
 	check "their entries go" own delete ippools,overlappingrangeipreservations --all
+	check "imported for the last time" addresses import 192.168.111.0/24
+	equal "nothing is reserved" "" "$(imported)"
 fi
 meet_late chained
 rm /opt/cni/bin/{whereabouts,macvlan,tuning}
@@ -251,19 +268,19 @@ rm -r /etc/cni/net.d/whereabouts.d
 meet_late removed
 
 if [ "$LAB_GUEST" = 1 ]; then
-	step "blocks alone"
+	step "rdma-ipam alone"
 	check "without whereabouts" kubectl apply -k $manifests/base
 	check "each node's pod is replaced" own rollout status ds/rdma-netdev --timeout=600s
-	check "a pod on node1" start block1 node1
-	check "a pod on node2" start block2 node2
-	in_order "blocks" forward1 block1 block2
+	check "a pod on node1" start ours1 node1
+	check "a pod on node2" start ours2 node2
+	in_order "rdma-ipam" forward1 ours1 ours2
 	check "whereabouts' definitions go" kubectl delete --timeout=100s crd \
 		ippools.whereabouts.cni.cncf.io nodeslicepools.whereabouts.cni.cncf.io overlappingrangeipreservations.whereabouts.cni.cncf.io
 	check "the label goes, too" kubectl label nodes --all rdma-plugin-
 	check "a pod more" start last1 node1
-	in_order "over" forward1 block1 block2 last1
+	in_order "over" forward1 ours1 ours2 last1
 	check "all nodes are in order" wait_for 100 kubectl rdma status
 	show cat <<<"$checked"
-	check "all pods end" kubectl delete pod forward1 block1 block2 last1 --timeout=300s
+	check "all pods end" kubectl delete pod forward1 ours1 ours2 last1 --timeout=300s
 fi
 meet_late over

@@ -1,7 +1,7 @@
 # A whole real cluster of two nodes, from nothing to checked RDMA: helm install, plan, helm upgrade, verify --all; then report
 # lab: guests=2 nics=3 memory=3072 cpus=2 timeout=5400 images=pods,node kubernetes=yes
 # lab: cdi-containerd=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-agent,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # shellcheck source=tests/lab/guest/cluster.sh

@@ -122,7 +122,7 @@ step "a second release, for other nodes"
 check "it is installed" helm install rdma-storage $chart --namespace kube-system --set crds.install=false --set nodeSelector.pool=storage
 equal "on no node" 0 "$(own get ds rdma-storage -o json | jq .status.desiredNumberScheduled)"
 check "and goes" helm uninstall rdma-storage --namespace kube-system
-check "the definitions stay" kubectl get crd addressblocks.rdma-netdev.io addressranges.rdma-netdev.io
+check "the definition stays" kubectl get crd addresssubnets.rdma-netdev.io
 check "and the pod of the first" rolled
 
 step "the kubelet restarts, the DaemonSet is rolled"

@@ -1,6 +1,6 @@
 # A whole real cluster of two nodes: unique addresses by its API, all nodes' state, upgrade, uninstall
 # lab: guests=2 nics=2 memory=3072 cpus=2 timeout=4200 images=pods,node kubernetes=yes
-# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-ipam-broker,rdmactl
+# lab: binaries=rdma-device-plugin,rdma-netdev,rdma-ipam,rdma-agent,rdmactl
 # shellcheck shell=bash disable=SC2016,SC2154
 
 # shellcheck source=tests/lab/guest/cluster.sh
@@ -19,6 +19,7 @@ meet booted
 join_cluster "172.20.0.$LAB_GUEST"
 meet_late joined
 before=$(host_state)
+owners() { kubectl get addresssubnets -o json | jq -r '[.items[].spec.parts[].node | select(.)] | unique | join(" ")'; }
 
 if [ "$LAB_GUEST" = 1 ]; then
 	step "kubectl apply -k manifests/base"
@@ -38,10 +39,10 @@ if [ "$LAB_GUEST" = 1 ]; then
 	addresses=$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)
 	equal "their addresses are two" 2 "$(sort -u <<<"$addresses" | grep -c '^192\.168\.111\.')"
 	check "they reach each other over the HCAs" in_pod rdma-test-pod-1 ping -c 3 -W 5 "$(tail -n 1 <<<"$addresses")"
-	show own get addressblocks
-	equal "each node has a block" "node1 node2" \
-		"$(own get addressblocks -o json | jq -r '[.items[].spec.node | select(.)] | unique | join(" ")')"
-	contains "kubectl shows block and node" '192\.168\.111\.[0-9]+/28 +node[12]' "$(own get addressblocks)"
+	show kubectl get addresssubnets
+	equal "each node has a part" "node1 node2" "$(owners)"
+	contains "kubectl shows the subnet, its parts, nodes and free addresses" \
+		'192\.168\.111\.0/24 +2 +2 +25[0-9]' "$(kubectl get addresssubnets)"
 
 	step "kubectl rdma: one view of all nodes"
 	ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
@@ -56,11 +57,6 @@ if [ "$LAB_GUEST" = 1 ]; then
 		node=$(kubectl get pod $pod -o json | jq -r .spec.nodeName)
 		contains "of $pod: its node, interface and address" "^$node +default/$pod .* net1 +macvlan +$(address_of $pod)" "$checked"
 	done
-	check "the API has the blocks" own get addressblocks -o json
-	for node in $nodes; do
-		contains "a block of $node" '^192\.168\.111\.[0-9]+/28$' \
-			"$(jq -r --arg node "$node" '.items[].spec | select(.node == $node) | .block' <<<"$checked")"
-	done
 	check "kubectl rdma addresses" kubectl rdma addresses
 	show cat <<<"$checked"
 	for pod in rdma-test-pod-1 rdma-test-pod-2; do
@@ -69,29 +65,24 @@ if [ "$LAB_GUEST" = 1 ]; then
 	done
 fi
 meet_late running
-check "rdmactl shows this node's block" rdmactl addresses
-contains "with the lease of its pod" '192\.168\.111\.[0-9]+/28 .* 16 +1 ' "$checked"
+check "rdmactl shows this node's part" rdmactl addresses
+contains "with the lease of its pod" '192\.168\.111\.[0-9]+/(29|3[0-2]) ' "$checked"
 check "fsck finds nothing" rdmactl addresses fsck
 
 if [ "$LAB_GUEST" = 1 ]; then
 	step "the Node object of node2 is deleted and registered anew while its pod runs"
 	uid_of_node2() { kubectl get node node2 -o json | jq -r .metadata.uid; }
-	# of_node2 KEY: what its blocks have there, each once.
-	of_node2() {
-		own get addressblocks -o json |
-			jq -r --arg key "$1" '[.items[].spec | select(.node == "node2") | .[$key]] | unique | join(" ")'
+	parts_of_node2() {
+		kubectl get addresssubnets -o json | jq -c '[.items[].spec.parts | to_entries[] | select(.value.node == "node2")]'
 	}
-	renewed() { [ "$(of_node2 nodeUID)" = "$(uid_of_node2)" ]; }
-	blocks=$(of_node2 block)
+	parts=$(parts_of_node2)
 	uid=$(uid_of_node2)
 	kubectl get node node2 -o json | jq 'del(.status) | .metadata |= {name, labels, annotations}' >/tmp/node2.json
 	check "the Node is deleted" kubectl delete node node2
 	check "and registered anew" kubectl create -f /tmp/node2.json
 	equal "under another UID" 2 "$(printf '%s\n' "$uid" "$(uid_of_node2)" | sort -u | wc -l)"
 	check "it becomes ready" kubectl wait --for=condition=Ready --timeout=300s node/node2
-	refuses "its block is not released without --force" "--force" rdmactl blocks release --yes --block "${blocks%% *}"
-	check "its broker renews its blocks" wait_for 300 renewed
-	equal "they are the same" "$blocks" "$(of_node2 block)"
+	equal "its parts are the same, unmarked" "$parts" "$(parts_of_node2)"
 	equal "the pods have their addresses" "$addresses" "$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)"
 fi
 meet_late anew
@@ -182,9 +173,10 @@ fi
 meet_late ended
 if [ "$LAB_GUEST" = 1 ]; then
 	check "both nodes become clean" own rollout status ds/rdma-netdev --timeout=600s
+	equal "and have given their addresses back" "" "$(owners)"
 	show own logs -l app.kubernetes.io/name=rdma-netdev -c uninstall --prefix
 	check "what was installed goes" kubectl delete -k /tmp/new/ours --timeout=300s
-	equal "no block is left" "" "$(kubectl get addressblocks -A -o name 2>/dev/null || true)"
+	equal "no document is left" "" "$(kubectl get addresssubnets -o name 2>/dev/null || true)"
 fi
 meet_late clean
 ours() {
