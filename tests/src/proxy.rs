@@ -208,9 +208,10 @@ fn serve(
     stop: &CancellationToken,
 ) {
     let serving = async {
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        loop {
-            let (stream, _) = listener.accept().await?;
+        let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
+            return;
+        };
+        while let Ok((stream, _)) = listener.accept().await {
             let (reach, until) = {
                 let state = lock(state);
                 (state.reach, state.connections.clone())
