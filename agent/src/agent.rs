@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use ipam::leases::Leases;
 use ipam::owned::{self, Owned};
 use ipam::range::Range;
 use ipam::space::AddressSpace;
@@ -117,7 +118,14 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
         lock = lock_directory(&directory) => lock?,
         () = stop.cancelled() => return Ok(()),
     };
-    for space in owned::spaces(&agent.context.state_dir)? {
+    let mut spaces = owned::spaces(&agent.context.state_dir)?;
+    // Also those of which nothing is owned: the store was this node's alone when they were leased.
+    let leases = Leases::open_existing(&agent.context.root, &agent.context.node.boot)?;
+    if let Some(leases) = leases {
+        let leases = leases.list()?.leases.into_iter();
+        spaces.extend(leases.map(|one| AddressSpace::new(&one.store, one.network_name.as_deref())));
+    }
+    for space in spaces {
         // Spaces of other stores are another program's.
         let Some(store) = agent.stores.get(&space.store) else {
             continue;

@@ -136,6 +136,7 @@ pub fn decide(inputs: &Inputs<'_>, history: &mut History, ids: &mut Ids) -> Deci
     });
     give_empty(inputs, history, &mut decision);
     hand_over(inputs, history, &mut decision, given);
+    claim_leased(inputs, ids, &mut decision);
     // Others will ask.
     let is_full = |range: &Range| {
         range.size_within(inputs.document.subnet) > 0
@@ -245,6 +246,23 @@ fn settle(
         },
     });
     None
+}
+
+/// Claims what pods of this node have and nobody owns: leased while the node had its addresses alone.
+fn claim_leased(inputs: &Inputs<'_>, ids: &mut Ids, decision: &mut Decision) {
+    let is_claimable = |address: IpAddr| {
+        let mut parts = inputs.document.parts.keys();
+        inputs.busy.get(&address) == Some(&Busy::Leased)
+            && !parts.any(|part| part.contains(address))
+    };
+    for piece in piece::cover(inputs.document.subnet, &is_claimable) {
+        let by = Holder {
+            node: inputs.node.name.clone(),
+            id: ids.new_id(),
+        };
+        let what = Wanted::Exact(piece);
+        decision.changes.push(Change::Claim { by, what });
+    }
 }
 
 /// Lets empty parts go that the node does not need.

@@ -140,7 +140,13 @@ impl Space {
             }
             owned.clone()
         })?;
-        let watched = owned.parts.keys().map(|part| (subnet_of(part.ip()), now));
+        let leased = leases.list()?.leases;
+        let leased = leased
+            .into_iter()
+            .filter(|lease| AddressSpace::new(&lease.store, lease.network_name.as_deref()) == space)
+            .map(|lease| lease.address);
+        let own = owned.parts.keys().map(IpNetwork::ip);
+        let watched = own.chain(leased).map(|address| (subnet_of(address), now));
         Ok(Self {
             watched: watched.collect(),
             ids: Ids {
@@ -186,10 +192,6 @@ impl Space {
             Message::News(subnet) => {
                 self.asked.remove(&subnet);
                 self.watched.insert(subnet, now);
-                let asks = |goal: &&mut Goal| matches!(goal.phase, Phase::Ask(_));
-                for goal in self.goals.iter_mut().filter(asks) {
-                    goal.due = goal.due.min(now);
-                }
             }
             Message::Parts(change, reply) => {
                 let _ = reply.send(self.administer(&change, now));
@@ -463,6 +465,13 @@ impl Space {
         #[cfg(test)]
         tests::kill::point()?;
         let got = |id: &String| !decision.parts.values().any(|part| part.id == *id);
+        // A piece that came of itself was handed over.
+        if self.pending.len() > self.pending.iter().filter(|id| got(id)).count() {
+            let asks = |goal: &&mut Goal| matches!(goal.phase, Phase::Ask(_));
+            for goal in self.goals.iter_mut().filter(asks) {
+                goal.due = goal.due.min(now);
+            }
+        }
         self.pending.retain(got);
         let doubt = read.document.in_doubt();
         self.note(|status| {

@@ -68,6 +68,15 @@ fn in_memory() -> tempfile::TempDir {
     shared.or_else(|_| tempfile::tempdir()).unwrap()
 }
 
+/// Whichever address of a range.
+fn free_choice(range: &Range) -> AddressRequest {
+    AddressRequest {
+        range: range.clone(),
+        same_host_number_as: None,
+        requested: None,
+    }
+}
+
 struct Machine {
     context: Arc<Context>,
     share: Directory,
@@ -130,9 +139,8 @@ impl Machine {
     /// What an ADD of this node leases, or lacks.
     fn take(&self, container: &str, range: &Range, requested: Option<IpAddr>) -> Option<IpAddr> {
         let request = AddressRequest {
-            range: range.clone(),
-            same_host_number_as: None,
             requested,
+            ..free_choice(range)
         };
         let ownership = Ownership::Parts {
             state_dir: &self.context.state_dir,
@@ -595,6 +603,38 @@ fn several_adds_get_what_another_node_frees_one_after_the_other() {
 }
 
 #[test]
+fn what_pods_of_a_node_leased_before_it_shared_its_store_becomes_its_part() {
+    let mut cluster = Cluster::new(2);
+    let range = range("10.0.0.0/24");
+    // Another node has some of it already.
+    cluster.add(1, "b", &range);
+    let theirs = cluster.machines[1].parts();
+    let mut addresses = Vec::new();
+    for pod in 0..5 {
+        let order = cluster.machines[0].order(&format!("a{pod}"), free_choice(&range));
+        let leases = cluster.machines[0].leases();
+        addresses.push(leases.take(&order, &Ownership::All).unwrap()[0].address);
+    }
+    let now = cluster.now;
+    cluster.machines[0].restart(now);
+    cluster.run(Duration::from_secs(5));
+    let mine: Vec<IpNetwork> = cluster.machines[0]
+        .parts()
+        .iter()
+        .map(|part| part.parse().unwrap())
+        .collect();
+    for address in addresses {
+        let is_theirs = theirs
+            .iter()
+            .any(|part| part.parse::<IpNetwork>().unwrap().contains(address));
+        let is_mine = mine.iter().any(|part| part.contains(address));
+        assert_eq!(is_mine, !is_theirs, "{address}: {mine:?}, {theirs:?}");
+    }
+    assert!(!mine.is_empty());
+    assert_eq!(cluster.machines[1].parts(), theirs);
+}
+
+#[test]
 fn a_requested_address_is_claimed_handed_over_or_refused_by_name() {
     let mut cluster = Cluster::new(2);
     let range = range("10.0.0.0/24");
@@ -716,7 +756,7 @@ fn an_assigned_network_is_its_nodes_with_the_gateway_of_the_range() {
 fn the_parts_of_a_dead_node_are_released_by_an_administrator() {
     let mut cluster = Cluster::new(2);
     let range = range("10.0.0.0/24");
-    cluster.add(0, "a", &range);
+    let (address, _) = cluster.add(0, "a", &range);
     cluster.add(1, "a", &range);
     let now = cluster.now;
     let release = PartsChange::ReleaseNode("n0".into());
@@ -732,9 +772,9 @@ fn the_parts_of_a_dead_node_are_released_by_an_administrator() {
     let again = cluster.machines[1].space.administer(&release, now);
     let failure = again.unwrap_err();
     assert!(failure.message.contains("node n0 has no part"), "{failure}");
-    // If it lives nevertheless, it leases from it no more.
+    // If it lives nevertheless, it has no more than its pods, as long as nobody else has that.
     cluster.run(Duration::from_secs(11));
-    assert!(cluster.machines[0].parts().is_empty());
+    assert_eq!(cluster.machines[0].parts(), [single(address).to_string()]);
 }
 
 #[test]
