@@ -86,7 +86,10 @@ pub fn parts(server: &ApiServer) -> Result<Vec<(String, Value)>> {
 pub fn parts_of(server: &ApiServer, node: &str) -> Result<Vec<String>> {
     let is_its = |part: &Value| part.get("node").is_some_and(|of| of == node);
     let parts = parts(server)?.into_iter();
-    Ok(parts.filter(|(_, part)| is_its(part)).map(|(cidr, _)| cidr).collect())
+    Ok(parts
+        .filter(|(_, part)| is_its(part))
+        .map(|(cidr, _)| cidr)
+        .collect())
 }
 
 /// The name of the document of an IPv4 subnet of store default.
@@ -102,7 +105,10 @@ pub fn document_name(first: &str) -> String {
 pub fn write_parts(server: &ApiServer, first: &str, parts: &Value) -> Result<Value> {
     let path = format!("{SUBNETS}/{}", document_name(first));
     let patch = json!({"spec": {"parts": parts}});
-    server.client().patch(&path, Patch::Merge, &patch)?.expect_success()
+    server
+        .client()
+        .patch(&path, Patch::Merge, &patch)?
+        .expect_success()
 }
 
 /// A node with its agent.
@@ -196,7 +202,10 @@ impl AgentNode {
     /// It is not built, or it ends, or does not listen in time; the message has its log.
     pub fn start(&mut self) -> Result<()> {
         ensure!(self.agent.is_none(), "the agent runs already");
-        let log = File::options().create(true).append(true).open(self.path("log"))?;
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.path("log"))?;
         let _ = fs::remove_file(self.socket());
         // Free a moment ago.
         let pages = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
@@ -221,7 +230,13 @@ impl AgentNode {
         self.agent = Some(child);
         let started = Instant::now();
         while !self.socket().exists() {
-            if let Some(status) = self.agent.as_mut().map(Child::try_wait).transpose()?.flatten() {
+            if let Some(status) = self
+                .agent
+                .as_mut()
+                .map(Child::try_wait)
+                .transpose()?
+                .flatten()
+            {
                 self.agent = None;
                 bail!("the agent ended with {status}: {}", self.log());
             }
@@ -241,7 +256,11 @@ impl AgentNode {
         let mut agent = self.agent.take().context("the agent does not run")?;
         kill(pid(&agent)?, Signal::SIGTERM)?;
         let status = agent.wait()?;
-        ensure!(status.success(), "the agent ended with {status}: {}", self.log());
+        ensure!(
+            status.success(),
+            "the agent ended with {status}: {}",
+            self.log()
+        );
         Ok(())
     }
 
@@ -318,10 +337,15 @@ impl AgentNode {
         let address = self.pages.context("the agent was not started")?;
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(READY_TIMEOUT))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
+        )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        let (head, text) = answer.split_once("\r\n\r\n").context("no end of the head")?;
+        let (head, text) = answer
+            .split_once("\r\n\r\n")
+            .context("no end of the head")?;
         let status = head.split(' ').nth(1).context("no status")?.parse()?;
         Ok((status, text.to_owned()))
     }
@@ -362,7 +386,10 @@ impl AgentNode {
             return Ok(Vec::new());
         };
         let owned: Value = serde_json::from_slice(&text)?;
-        let parts = owned.get("parts").and_then(Value::as_object).context("parts")?;
+        let parts = owned
+            .get("parts")
+            .and_then(Value::as_object)
+            .context("parts")?;
         let mut parts: Vec<String> = parts.keys().cloned().collect();
         parts.sort();
         Ok(parts)
@@ -440,7 +467,9 @@ impl AgentNode {
     /// # Errors
     /// The plugin refused.
     pub fn del(&self, container: &str, range: &str) -> Result<()> {
-        self.call("DEL", container, &network(range))?.success().map(drop)
+        self.call("DEL", container, &network(range))?
+            .success()
+            .map(drop)
     }
 }
 
@@ -464,7 +493,9 @@ fn pid(child: &Child) -> Result<Pid> {
 #[must_use]
 pub fn need(range: &str, room: Room) -> RoomNeed {
     let (network, prefix) = range.split_once('/').unwrap_or((range, "24"));
-    let first = network.parse().map_or(0, |first: std::net::Ipv4Addr| u32::from(first));
+    let first = network
+        .parse()
+        .map_or(0, |first: std::net::Ipv4Addr| u32::from(first));
     let size = 1u32 << (32 - prefix.parse().unwrap_or(24u32).clamp(8, 31));
     let address = |offset: u32| std::net::Ipv4Addr::from(first + offset).into();
     RoomNeed {

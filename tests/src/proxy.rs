@@ -156,7 +156,8 @@ impl Proxy {
         };
         let (state, stop) = (Arc::new(Mutex::new(state)), CancellationToken::new());
         let serving = (state.clone(), stop.clone());
-        let thread = thread::spawn(move || serve(&runtime, listener, &client, &serving.0, &serving.1));
+        let thread =
+            thread::spawn(move || serve(&runtime, listener, &client, &serving.0, &serving.1));
         Ok(Self {
             address,
             state,
@@ -293,10 +294,16 @@ async fn pass(
     let (mut parts, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     let uri = parts.uri.to_string();
-    let kind = kind(&parts.method, parts.uri.path(), parts.uri.query().unwrap_or_default());
+    let kind = kind(
+        &parts.method,
+        parts.uri.path(),
+        parts.uri.query().unwrap_or_default(),
+    );
     let is_from_cache = kind == Kind::List && uri.contains("resourceVersion=0");
     let answer = |status: StatusCode, body: Body, cut| {
-        let inner = Response::builder().status(status).header("content-type", "application/json");
+        let inner = Response::builder()
+            .status(status)
+            .header("content-type", "application/json");
         let passing = Passing {
             inner: body,
             kind,

@@ -140,7 +140,10 @@ fn no_address_is_leased_twice_or_lost_whatever_the_api_does() -> Result<()> {
         .with_context(|| format!("{:?} {:?}", node.owned(), parts(&server)))?;
         let listed = node.addresses(&["--json"])?;
         let document: serde_json::Value = serde_json::from_str(&listed.stdout)?;
-        ensure!(document["leasesOutside"] == json!([]), "{document} {story:#?}");
+        ensure!(
+            document["leasesOutside"] == json!([]),
+            "{document} {story:#?}"
+        );
         let leases = document["leases"].as_array().map_or(0, Vec::len);
         let here = pods.values().filter(|(on, _)| *on == at).count();
         ensure!(leases == here, "{leases} leases, {here} pods: {document}");

@@ -513,10 +513,7 @@ fn the_versions_that_are_spoken_are_named() -> Result<()> {
 fn undocumented_of_agent(query: &str, page: &str) -> Vec<String> {
     let names = query.split("rdma_agent_").skip(1).map(|metric| {
         let end = metric.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        format!(
-            "`rdma_agent_{}`",
-            &metric[..end.unwrap_or(metric.len())]
-        )
+        format!("`rdma_agent_{}`", &metric[..end.unwrap_or(metric.len())])
     });
     names.filter(|name| !page.contains(name)).collect()
 }
