@@ -408,6 +408,7 @@ impl Space {
         next: Document,
         ids: Vec<String>,
     ) -> Result<Option<Read>, Fault> {
+        self.asked.remove(&next.subnet);
         // Before the attempt: if its answer is lost, they are asked for.
         self.pending.extend(ids.iter().cloned());
         self.watched.insert(next.subnet, Instant::now());
