@@ -109,9 +109,9 @@ bench-cni: build ## ADD and DEL beside the reference plugins, wall and CPU time,
 bench-ipam: build ## ADD and DEL of rdma-ipam beside host-local, from 100 to 65,000 leases, as ratios of one run
 	tests/bench/ipam
 
-.PHONY: bench-blocks
-bench-blocks: ## 500 nodes' blocks of addresses on a real API server that is killed meanwhile: uniqueness, rate
-	tests/bench/blocks
+.PHONY: bench-subnets
+bench-subnets: ## 500 nodes' addresses on a real API server that is killed meanwhile, 250 in one /24: uniqueness, rate, requests
+	tests/bench/subnets
 
 .PHONY: bench-late
 bench-late: build ## what late binding adds to an ADD, beside a unit that names its NIC

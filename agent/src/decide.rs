@@ -312,6 +312,7 @@ fn hand_over(
     decision: &mut Decision,
     mut given: BTreeSet<String>,
 ) {
+    let doubt = inputs.document.in_doubt();
     let mut stale = Vec::new();
     let mut handovers: BTreeMap<String, Vec<Handover>> = BTreeMap::new();
     let mine = inputs.document.parts.iter();
@@ -359,7 +360,15 @@ fn hand_over(
             .map(piece::size)
             .sum();
         let was_owned = owned_of(inputs).any(|(_, own)| own.id == *id);
-        if was_owned && kept < has {
+        // What overlaps is not leased from, and pods can have addresses of it.
+        let is_in_doubt = || {
+            inputs
+                .document
+                .pieces_of(&by)
+                .iter()
+                .any(|piece| doubt.contains(piece))
+        };
+        if was_owned && kept < has && !is_in_doubt() {
             given.insert(id.clone());
         }
     }
@@ -680,5 +689,47 @@ mod tests {
         assert!(at(begun + WANT_LIMIT / 2).changes.is_empty());
         let ids = vec!["b-1".to_owned()];
         assert_eq!(at(begun + WANT_LIMIT).changes, [Change::Unwant { ids }]);
+    }
+
+    #[test]
+    fn a_part_that_another_overlaps_is_neither_owned_nor_given_back() {
+        let node = ThisNode {
+            name: "a".into(),
+            boot: "b1".into(),
+        };
+        let part = |node: &str, id: &str| {
+            Part::of(&Holder {
+                node: node.into(),
+                id: id.into(),
+            })
+        };
+        let document = document(&[
+            ("10.0.0.0/28", part("a", "a-1")),
+            ("10.0.0.1/32", part("b", "b-1")),
+        ]);
+        let mut owned = Owned::default();
+        let own = OwnedPart {
+            id: "a-1".into(),
+            boot: "b1".into(),
+            ..OwnedPart::default()
+        };
+        owned.parts.insert("10.0.0.0/28".parse().unwrap(), own);
+        let mut ids = Ids {
+            claimant: "a".into(),
+            next: 7,
+        };
+        let inputs = Inputs {
+            node: &node,
+            document: &document,
+            owned: &owned,
+            busy: &busy_at(&["10.0.0.2"]),
+            pending: &BTreeSet::new(),
+            in_use: &[],
+            now: Instant::now(),
+            time: "",
+            mode: Mode::Usual,
+        };
+        let decision = decide(&inputs, &mut History::default(), &mut ids);
+        assert_eq!((decision.parts, decision.changes), Default::default());
     }
 }

@@ -408,9 +408,11 @@ impl Space {
         next: Document,
         ids: Vec<String>,
     ) -> Result<Option<Read>, Fault> {
+        self.asked.remove(&next.subnet);
         // Before the attempt: if its answer is lost, they are asked for.
         self.pending.extend(ids.iter().cloned());
         self.watched.insert(next.subnet, Instant::now());
+        self.asked.remove(&next.subnet);
         match self.call(|backend| backend.swap(&self.space, read, &next))? {
             Swap::Won(version) => {
                 self.note(|status| status.writes += 1);

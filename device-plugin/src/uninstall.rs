@@ -150,7 +150,7 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Gives the parts of subnets back that this node owns in shared directories: it asks the node's agent.
+/// Gives the parts of subnets back that this node owns in stores that nodes share: it asks the node's agent.
 /// [`check`] comes before.
 ///
 /// # Errors
@@ -160,7 +160,7 @@ pub(crate) fn give_back(places: &Places) -> Result<(), Refusal> {
     let unknown = |error: OwnedError| Refusal::Unknown(error.to_string());
     for space in owned::spaces(&policy.state_dir).map_err(unknown)? {
         let store = policy.stores.get(&space.store);
-        let is_shared = store.is_some_and(|store| matches!(store.kind, StoreKind::Directory(_)));
+        let is_shared = store.is_some_and(|store| !matches!(store.kind, StoreKind::Node));
         let mut parts = Owned::read(&policy.state_dir, &space)
             .map_err(unknown)?
             .parts;

@@ -1,10 +1,10 @@
-//! A cluster of brokers on a real API server: each node has a policy with a Kubernetes store, a
+//! A cluster of agents on a real API server: each node has a policy with a Kubernetes store, a
 //! state directory, leases of its own, and `rdma-ipam` called on them.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,217 +12,299 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use node_wire::{BlockNeed, ClientError};
+use node_wire::{ClientError, Room, RoomMade, RoomNeed, RoomQuestion};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::api_server::ApiServer;
+use crate::api_server::{ApiServer, Patch};
 use crate::bin_under_test::product;
 use crate::cni::{Answer, answer};
 use crate::host_root;
 
-/// The namespace of the blocks.
-pub const NAMESPACE: &str = "rdma-test";
-/// How long a broker may take until it listens, on a machine that does much else.
+/// The path of all documents.
+pub const SUBNETS: &str = "/apis/rdma-netdev.io/v1alpha1/addresssubnets";
+/// How long an agent may take until it listens, on a machine that does much else.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const READY_INTERVAL: Duration = Duration::from_millis(50);
-/// As an ADD's, and some more for a machine that does much else.
-const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an ADD is made again and again.
+const ADD_TIMEOUT: Duration = Duration::from_secs(120);
+const ADD_INTERVAL: Duration = Duration::from_millis(300);
 
-/// An API server that serves blocks.
+/// An API server that serves documents of subnets.
 ///
 /// # Errors
 /// As [`ApiServer::start`].
 pub fn api_server() -> Result<ApiServer> {
     let server = ApiServer::start()?;
+    serve_subnets(&server)?;
+    Ok(server)
+}
+
+/// Has an API server serve them.
+///
+/// # Errors
+/// It refuses.
+pub fn serve_subnets(server: &ApiServer) -> Result<()> {
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/base/rdma-netdev.yaml");
     let base = fs::read_to_string(base)?;
     let objects = base.split("\n---\n");
     for crd in objects.filter(|object| object.contains("kind: CustomResourceDefinition\n")) {
         server.apply_crd(crd)?;
     }
-    Ok(server)
+    Ok(())
 }
 
-/// All `AddressBlock`s.
+/// All documents.
 ///
 /// # Errors
 /// The server does not answer.
-pub fn blocks(server: &ApiServer) -> Result<Vec<Value>> {
-    let path = format!("/apis/rdma-netdev.io/v1alpha1/namespaces/{NAMESPACE}/addressblocks");
-    let list = server.client().get(&path)?.expect_success()?;
+pub fn subnets(server: &ApiServer) -> Result<Vec<Value>> {
+    let list = server.client().get(SUBNETS)?.expect_success()?;
     let items = list.get("items").and_then(Value::as_array);
     Ok(items.context("items")?.clone())
 }
 
-/// The blocks that the API says a node has, sorted.
+/// All parts, with their CIDRs, sorted.
 ///
 /// # Errors
-/// As [`blocks`].
-pub fn blocks_of(server: &ApiServer, node: &str) -> Result<Vec<String>> {
-    let mut found: Vec<String> = blocks(server)?
-        .iter()
-        .filter(|block| block.pointer("/spec/node").is_some_and(|of| of == node))
-        .filter_map(|block| Some(block.pointer("/spec/block")?.as_str()?.to_owned()))
-        .collect();
-    found.sort();
+/// As [`subnets`].
+pub fn parts(server: &ApiServer) -> Result<Vec<(String, Value)>> {
+    let subnets = subnets(server)?;
+    let of = |subnet: &Value| {
+        let parts = subnet.pointer("/spec/parts").and_then(Value::as_object);
+        parts.cloned().unwrap_or_default()
+    };
+    let mut found: Vec<(String, Value)> = subnets.iter().flat_map(of).collect();
+    found.sort_by(|one, other| one.0.cmp(&other.0));
     Ok(found)
 }
 
-/// A node with its broker.
-#[derive(Debug)]
-pub struct BrokerNode {
-    name: String,
-    kubeconfig: PathBuf,
-    /// Where the broker serves its metrics, once it is started.
-    metrics: Option<SocketAddr>,
-    place: TempDir,
-    broker: Option<Child>,
+/// The parts that the API says a node has, sorted.
+///
+/// # Errors
+/// As [`subnets`].
+pub fn parts_of(server: &ApiServer, node: &str) -> Result<Vec<String>> {
+    let is_its = |part: &Value| part.get("node").is_some_and(|of| of == node);
+    let parts = parts(server)?.into_iter();
+    Ok(parts
+        .filter(|(_, part)| is_its(part))
+        .map(|(cidr, _)| cidr)
+        .collect())
 }
 
-impl Drop for BrokerNode {
+/// The name of the document of an IPv4 subnet of store default.
+#[must_use]
+pub fn document_name(first: &str) -> String {
+    format!("{first}-{:016x}", ipam::space::hash("default"))
+}
+
+/// Changes parts of a document behind the agents' backs.
+///
+/// # Errors
+/// The server refuses.
+pub fn write_parts(server: &ApiServer, first: &str, parts: &Value) -> Result<Value> {
+    let path = format!("{SUBNETS}/{}", document_name(first));
+    let patch = json!({"spec": {"parts": parts}});
+    server
+        .client()
+        .patch(&path, Patch::Merge, &patch)?
+        .expect_success()
+}
+
+/// A node with its agent.
+#[derive(Debug)]
+pub struct AgentNode {
+    name: String,
+    kubeconfig: PathBuf,
+    /// Where the agent serves its pages, once it is started.
+    pages: Option<SocketAddr>,
+    place: TempDir,
+    agent: Option<Child>,
+}
+
+impl Drop for AgentNode {
     fn drop(&mut self) {
         let _ = self.kill();
     }
 }
 
-impl BrokerNode {
-    /// A node of the cluster, whose broker is not started. `store` has further keys of its store.
+impl AgentNode {
+    /// A node of the cluster, whose agent is not started.
     ///
     /// # Errors
     /// The Node cannot be made, or a file.
-    pub fn new(server: &ApiServer, name: &str, store: &Value) -> Result<Self> {
-        let place = TempDir::new()?;
-        let store = cluster_store(store);
+    pub fn new(server: &ApiServer, name: &str) -> Result<Self> {
         if server.node_uid(name)?.is_none() {
             server.add_node(name)?;
         }
         let node = Self {
             name: name.to_owned(),
             kubeconfig: server.kubeconfig().to_owned(),
-            metrics: None,
-            broker: None,
-            place,
+            pages: None,
+            agent: None,
+            // On a disk, as a node's state is.
+            place: tempfile::tempdir_in("/var/tmp")?,
         };
-        fs::DirBuilder::new().mode(0o700).create(node.path("run"))?;
-        host_root::make(&node.path("root"))?;
-        std::os::unix::fs::symlink(node.path("run"), node.path("root/run/rdma-netdev"))?;
-        node.write_policy(&store)?;
+        host_root::make(&node.root())?;
+        fs::create_dir_all(node.path("root/run/rdma-netdev"))?;
+        let policy = json!({
+            "node": name,
+            "stateDir": node.path("state"),
+            "stores": {"default": {"type": "kubernetes"}},
+            "ipam": {"cooldown": "0s"},
+        });
+        fs::write(node.policy(), policy.to_string())?;
         Ok(node)
     }
 
-    /// Gives the node's store other keys, for its next calls and its broker's next start.
+    /// The same, and its agent is started.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub fn set_store(&self, store: &Value) -> Result<()> {
-        self.write_policy(&cluster_store(store))
+    /// As [`AgentNode::new`] and [`AgentNode::start`].
+    pub fn started(server: &ApiServer, name: &str) -> Result<Self> {
+        let mut node = Self::new(server, name)?;
+        node.start()?;
+        Ok(node)
     }
 
-    fn write_policy(&self, store: &Value) -> Result<()> {
-        let policy = json!({
-            "node": self.name,
-            "stateDir": self.path("state"),
-            "stores": {"default": store},
-            "ipam": {"cooldown": "1s"},
-        });
-        fs::write(self.path("policy.json"), policy.to_string())?;
-        Ok(())
+    /// The server that later starts of the agent use.
+    pub fn set_kubeconfig(&mut self, path: &Path) {
+        path.clone_into(&mut self.kubeconfig);
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
     }
 
-    /// Where its broker listens.
+    /// The directory that stands for the root of the node.
     #[must_use]
-    pub fn socket(&self) -> PathBuf {
-        self.path("run/ipam.sock")
+    pub fn root(&self) -> PathBuf {
+        self.path("root")
     }
 
-    /// Starts the broker, and waits until it listens.
+    #[must_use]
+    pub fn policy(&self) -> PathBuf {
+        self.path("policy.json")
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("root/run/rdma-netdev/agent.sock")
+    }
+
+    /// Starts the agent, and waits until it listens.
     ///
     /// # Errors
     /// It is not built, or it ends, or does not listen in time; the message has its log.
     pub fn start(&mut self) -> Result<()> {
-        let kubeconfig = self.kubeconfig.clone();
-        self.start_as(&kubeconfig)
-    }
-
-    /// The same with another kubeconfig.
-    ///
-    /// # Errors
-    /// As [`BrokerNode::start`].
-    pub fn start_as(&mut self, kubeconfig: &Path) -> Result<()> {
-        ensure!(self.broker.is_none(), "the broker runs already");
+        ensure!(self.agent.is_none(), "the agent runs already");
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.path("log"))?;
         let _ = fs::remove_file(self.socket());
         // Free a moment ago.
-        let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        self.metrics = Some(metrics);
-        let mut command = Command::new(product("rdma-ipam-broker")?);
-        command.env_clear();
+        let pages = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        self.pages = Some(pages);
+        let mut command = Command::new(product("rdma-agent")?);
         let child = command
-            .env("RDMA_HOST_ROOT", self.path("root"))
+            .env_clear()
             .arg("--policy")
-            .arg(self.path("policy.json"))
+            .arg(self.policy())
+            .arg("--host-root")
+            .arg(self.root())
             .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .arg("--namespace")
-            .arg(NAMESPACE)
+            .arg(&self.kubeconfig)
             .arg("--socket")
             .arg(self.socket())
-            .arg(format!("--metrics-addr={metrics}"))
-            .args(["--rest=1", "--settle=5"])
-            .arg("--log-level=debug")
+            .arg(format!("--metrics-addr={pages}"))
+            .args(["--grace=1", "--log-level=debug"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()?;
-        let child = self.broker.insert(child);
+        self.agent = Some(child);
         let started = Instant::now();
-        while !self.place.path().join("run/ipam.sock").exists() {
-            if let Some(status) = child.try_wait()? {
-                let log = fs::read_to_string(self.place.path().join("log"))?;
-                bail!("the broker ended with {status}: {log}");
+        while !self.socket().exists() {
+            if let Some(status) = self
+                .agent
+                .as_mut()
+                .map(Child::try_wait)
+                .transpose()?
+                .flatten()
+            {
+                self.agent = None;
+                bail!("the agent ended with {status}: {}", self.log());
             }
             if started.elapsed() > READY_TIMEOUT {
-                bail!("the broker does not listen: {}", self.log());
+                bail!("the agent does not listen: {}", self.log());
             }
             std::thread::sleep(READY_INTERVAL);
         }
         Ok(())
     }
 
-    /// Ends the broker as a DaemonSet does.
+    /// Ends the agent as a DaemonSet does.
     ///
     /// # Errors
     /// It does not run, or ends with a failure.
     pub fn stop(&mut self) -> Result<()> {
-        let mut broker = self.broker.take().context("the broker does not run")?;
-        kill(pid(&broker)?, Signal::SIGTERM)?;
-        let status = broker.wait()?;
+        let mut agent = self.agent.take().context("the agent does not run")?;
+        kill(pid(&agent)?, Signal::SIGTERM)?;
+        let status = agent.wait()?;
         ensure!(
             status.success(),
-            "the broker ended with {status}: {}",
+            "the agent ended with {status}: {}",
             self.log()
         );
         Ok(())
     }
 
-    /// Kills the broker, if it runs.
+    /// Kills the agent, if it runs.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn kill(&mut self) -> Result<()> {
-        if let Some(mut broker) = self.broker.take() {
-            kill(pid(&broker)?, Signal::SIGKILL)?;
-            broker.wait()?;
+        if let Some(mut agent) = self.agent.take() {
+            kill(pid(&agent)?, Signal::SIGKILL)?;
+            agent.wait()?;
         }
         Ok(())
+    }
+
+    /// The machine is off, and starts again: no agent runs yet, no pod, and `/run` is empty.
+    ///
+    /// # Errors
+    /// A file cannot be changed.
+    pub fn reboot(&mut self) -> Result<()> {
+        self.kill()?;
+        let proc = self.path("root/proc");
+        match fs::remove_file(&proc) {
+            Ok(()) => {
+                fs::create_dir_all(proc.join("sys/kernel/random"))?;
+                symlink("/proc/self", proc.join("self"))?;
+            }
+            // Not the first reboot.
+            Err(_) => ensure!(proc.is_dir(), "no {}", proc.display()),
+        }
+        let boot = format!("{:032x}\n", u128::from(node::random::random64()));
+        fs::write(proc.join("sys/kernel/random/boot_id"), boot)?;
+        let run = self.path("root/run/rdma-netdev");
+        fs::remove_dir_all(&run)?;
+        Ok(fs::create_dir(run)?)
+    }
+
+    /// The disk is lost, as of a machine that is installed anew; of a boot before.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub fn reinstall(&mut self) -> Result<()> {
+        self.reboot()?;
+        Ok(fs::remove_dir_all(self.path("state"))?)
     }
 
     /// `rdmactl addresses` on this node.
@@ -233,151 +315,151 @@ impl BrokerNode {
         let mut command = Command::new(product("rdmactl")?);
         command
             .env_clear()
-            .env("RDMA_HOST_ROOT", self.path("root"))
+            .env("RDMA_HOST_ROOT", self.root())
             .arg("addresses")
             .args(arguments)
             .arg("--policy")
-            .arg(self.path("policy.json"));
+            .arg(self.policy());
         answer(&mut command, b"")
     }
 
-    /// `rdmactl blocks` on this node.
-    ///
-    /// # Errors
-    /// It is not built, or could not be started.
-    pub fn tool(&self, arguments: &[&str]) -> Result<Answer> {
-        self.tool_with(&self.kubeconfig, arguments)
-    }
-
-    /// The same with another kubeconfig.
-    ///
-    /// # Errors
-    /// As [`BrokerNode::tool`].
-    pub fn tool_with(&self, kubeconfig: &Path, arguments: &[&str]) -> Result<Answer> {
-        let mut command = Command::new(product("rdmactl")?);
-        command
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-            .args(["blocks", "--namespace", NAMESPACE, "--kubectl"])
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("api-server/kubectl"))
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .args(arguments)
-            .arg("--policy")
-            .arg(self.path("policy.json"));
-        answer(&mut command, b"")
-    }
-
-    /// The broker's log.
+    /// The agent's log.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// The sum of a metric of the broker over its address spaces; None before it serves one.
+    /// A page of the agent: its status and text.
     ///
     /// # Errors
-    /// The broker was not started, or its answer is not as documented.
-    pub fn metric(&self, name: &str) -> Result<Option<f64>> {
-        let address = self.metrics.context("the broker was not started")?;
-        let Ok(mut stream) = TcpStream::connect(address) else {
-            return Ok(None);
-        };
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n")?;
+    /// The agent was not started, or does not answer.
+    pub fn page(&self, path: &str) -> Result<(u16, String)> {
+        let address = self.pages.context("the agent was not started")?;
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(READY_TIMEOUT))?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
+        )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
-        let start = format!("rdma_ipam_broker_{name}{{");
-        let lines = answer.lines().filter(|line| line.starts_with(&start));
+        let (head, text) = answer
+            .split_once("\r\n\r\n")
+            .context("no end of the head")?;
+        let status = head.split(' ').nth(1).context("no status")?.parse()?;
+        Ok((status, text.to_owned()))
+    }
+
+    /// The sum of a metric of the agent over its labels.
+    ///
+    /// # Errors
+    /// It has no such metric.
+    pub fn metric(&self, name: &str) -> Result<f64> {
+        let (_, text) = self.page("/metrics")?;
+        let start = format!("rdma_agent_{name}{{");
+        let lines = text.lines().filter(|line| line.starts_with(&start));
         let values = lines.filter_map(|line| line.split(' ').next_back());
         let values: Vec<f64> = values.map(str::parse).collect::<Result<_, _>>()?;
-        Ok((!values.is_empty()).then(|| values.into_iter().sum()))
+        ensure!(!values.is_empty(), "no {name}: {text}");
+        Ok(values.into_iter().sum())
     }
 
-    /// Asks the broker for so many addresses of a range, as an ADD does.
+    /// Asks the agent for room, as an ADD does.
     ///
     /// # Errors
     /// Those of the client.
-    pub fn ask(&self, range: &str, count: u32) -> Result<Vec<String>, ClientError> {
-        self.ask_for(&need(range, count))
+    pub fn ask(&self, range: &str, room: Room) -> Result<RoomMade, ClientError> {
+        let limit = Duration::from_secs(5);
+        let question = RoomQuestion {
+            within_ms: 5000,
+            needs: vec![need(range, room)],
+        };
+        node_wire::ask(&self.socket(), &question, limit)
     }
 
-    /// Asks the broker.
-    ///
-    /// # Errors
-    /// Those of the client.
-    pub fn ask_for(&self, need: &BlockNeed) -> Result<Vec<String>, ClientError> {
-        node_wire::ask(&self.socket(), need, ASK_TIMEOUT).map(|granted| granted.blocks)
-    }
-
-    /// The blocks that the node's CNI programs go by, sorted.
+    /// The parts that the node's CNI programs go by, sorted.
     ///
     /// # Errors
     /// The file is not as documented.
-    pub fn granted(&self) -> Result<Vec<String>> {
-        let path = self.path("state/blocks/default/default");
-        let Ok(text) = fs::read(&path) else {
+    pub fn owned(&self) -> Result<Vec<String>> {
+        let Ok(text) = fs::read(self.path("state/owned/default")) else {
             return Ok(Vec::new());
         };
-        let grants: Value = serde_json::from_slice(&text)?;
-        let blocks = grants.get("blocks").and_then(Value::as_array);
-        let blocks = blocks.context("blocks")?;
-        let mut blocks: Vec<String> = blocks
-            .iter()
-            .filter_map(|grant| Some(grant.get("block")?.as_str()?.to_owned()))
-            .collect();
-        blocks.sort();
-        Ok(blocks)
+        let owned: Value = serde_json::from_slice(&text)?;
+        let parts = owned
+            .get("parts")
+            .and_then(Value::as_object)
+            .context("parts")?;
+        let mut parts: Vec<String> = parts.keys().cloned().collect();
+        parts.sort();
+        Ok(parts)
     }
 
-    /// A call of `rdma-ipam` that asks this node's broker: in a mount namespace where its socket is
-    /// at the usual place.
+    /// A call of `rdma-ipam` for the container of a pod of that name.
     ///
     /// # Errors
     /// It could not be started.
-    pub fn call(&self, verb: &str, container: &str, range: &str) -> Result<Answer> {
-        let ipam = json!({"type": "rdma-ipam", "range": range});
-        self.call_as(verb, container, container, &network(&ipam))
+    pub fn call(&self, verb: &str, container: &str, config: &Value) -> Result<Answer> {
+        self.call_with(verb, container, config, "")
     }
 
-    /// The same for a container of this pod, with any configuration.
+    /// The same with more of `CNI_ARGS`, as `IP=10.0.0.7`.
     ///
     /// # Errors
     /// It could not be started.
-    pub fn call_as(
+    pub fn call_with(
         &self,
         verb: &str,
         container: &str,
-        pod: &str,
         config: &Value,
+        arguments: &str,
     ) -> Result<Answer> {
-        let script = "mount -t tmpfs none /run && mkdir -m 700 /run/rdma-netdev && \
-                      mount --bind \"$1\" /run/rdma-netdev && \
-                      exec \"$2\"";
-        let mut command = Command::new("unshare");
+        let pod = format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={container}");
+        let mut command = Command::new(product("rdma-ipam")?);
         command
-            .args(["--mount", "sh", "-c", script, "sh"])
-            .arg(self.path("run"))
-            .arg(product("rdma-ipam")?)
-            .env("RDMA_NETDEV_POLICY", self.path("policy.json"))
+            .env_clear()
+            .env("RDMA_NETDEV_POLICY", self.policy())
+            .env("RDMA_HOST_ROOT", self.root())
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", container)
             .env("CNI_IFNAME", "net1")
             .env("CNI_NETNS", "/run/netns/none")
             .env("CNI_PATH", "/opt/cni/bin")
-            .env(
-                "CNI_ARGS",
-                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"),
-            );
+            .env("CNI_ARGS", format!("IgnoreUnknown=1;{pod};{arguments}"));
         answer(&mut command, config.to_string().as_bytes())
     }
 
-    /// ADD; the address without prefix length.
+    /// ADD from a range; the address without prefix length.
     ///
     /// # Errors
     /// The plugin refused.
     pub fn add(&self, container: &str, range: &str) -> Result<String> {
-        let addresses = crate::lease_store::addresses(&self.call("ADD", container, range)?)?;
+        let answer = self.call("ADD", container, &network(range))?;
+        let addresses = crate::lease_store::addresses(&answer)?;
         addresses.into_iter().next().context("an address")
+    }
+
+    /// ADD as a kubelet has it made again and again.
+    ///
+    /// # Errors
+    /// The plugin refused for long.
+    pub fn add_in_the_end(&self, container: &str, range: &str) -> Result<String> {
+        let begun = Instant::now();
+        loop {
+            let added = self.add(container, range);
+            if added.is_ok() || begun.elapsed() > ADD_TIMEOUT {
+                return added.with_context(|| self.log());
+            }
+            std::thread::sleep(ADD_INTERVAL);
+        }
+    }
+
+    /// Code and message of an ADD that is refused.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn refusal(&self, container: &str, range: &str) -> Result<(u64, String)> {
+        self.call("ADD", container, &network(range))?.refusal()
     }
 
     /// DEL.
@@ -385,22 +467,21 @@ impl BrokerNode {
     /// # Errors
     /// The plugin refused.
     pub fn del(&self, container: &str, range: &str) -> Result<()> {
-        self.call("DEL", container, range)?.success().map(drop)
+        self.call("DEL", container, &network(range))?
+            .success()
+            .map(drop)
     }
 }
 
-/// A store of the cluster, with further keys.
-fn cluster_store(keys: &Value) -> Value {
-    let mut store = json!({"type": "kubernetes"});
-    if let (Some(store), Some(keys)) = (store.as_object_mut(), keys.as_object()) {
-        store.extend(keys.clone());
-    }
-    store
+/// A network configuration that leases from a range.
+#[must_use]
+pub fn network(range: &str) -> Value {
+    network_with(&json!({"type": "rdma-ipam", "range": range}))
 }
 
 /// A network configuration with this `ipam`.
 #[must_use]
-pub fn network(ipam: &Value) -> Value {
+pub fn network_with(ipam: &Value) -> Value {
     json!({"cniVersion": "1.1.0", "name": "rail", "type": "macvlan", "ipam": ipam})
 }
 
@@ -408,24 +489,21 @@ fn pid(child: &Child) -> Result<Pid> {
     Ok(Pid::from_raw(child.id().try_into()?))
 }
 
-/// The question for so many addresses of an IPv4 range of /24 or longer.
+/// What is missing of an IPv4 range of /8 or longer.
 #[must_use]
-pub fn need(range: &str, count: u32) -> BlockNeed {
+pub fn need(range: &str, room: Room) -> RoomNeed {
     let (network, prefix) = range.split_once('/').unwrap_or((range, "24"));
     let first = network
         .parse()
         .map_or(0, |first: std::net::Ipv4Addr| u32::from(first));
-    let size = 1u32 << (32 - prefix.parse().unwrap_or(24u32).clamp(1, 31));
+    let size = 1u32 << (32 - prefix.parse().unwrap_or(24u32).clamp(8, 31));
     let address = |offset: u32| std::net::Ipv4Addr::from(first + offset).into();
-    BlockNeed {
+    RoomNeed {
         store: "default".to_owned(),
         network_name: None,
         range: range.to_owned(),
-        spans: vec![(address(1), address(size - 2))],
-        per_node: None,
-        address: None,
-        single: false,
-        count,
+        spans: vec![(address(1), address(size.max(3) - 2))],
+        room,
     }
 }
 

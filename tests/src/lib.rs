@@ -2,8 +2,8 @@
 //!
 //! [`harness`] has the cases and how they run; [`need`] what a machine can do. [`netns`], [`cni`] and
 //! [`cni_host`] call a CNI plugin as a runtime does; [`kubelet`], [`node`] and [`multus`] run whole
-//! pods; [`api_server`] and [`cluster`] give brokers a cluster; [`trace`] kills a program at a system
-//! call.
+//! pods; [`api_server`], [`cluster`] and [`proxy`] give agents a cluster; [`trace`] kills a program at a
+//! system call.
 
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,8 @@ pub mod need;
 pub mod netns;
 pub mod node;
 pub mod node_socket;
+#[cfg(feature = "cluster")]
+pub mod proxy;
 pub mod random;
 pub mod raw_netlink;
 pub mod scene;

@@ -25,7 +25,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(every_link_leads_somewhere),
     case!(every_error_code_is_explained),
     case!(every_alert_has_a_run_book),
-    case!(the_dashboard_has_the_brokers_metrics_and_few_lines),
+    case!(the_dashboard_has_the_agents_metrics_and_few_lines),
     case!(no_page_is_longer_than_its_limit),
     case!(the_picture_is_that_of_its_text),
 ];
@@ -187,7 +187,6 @@ fn literals() -> Result<String> {
         "cni-plugin/attachment/src",
         "cni-plugin/netlink/src",
         "ipam/src",
-        "ipam/broker/src",
         "agent/src",
         "node/src",
         "node/server/src",
@@ -328,7 +327,7 @@ fn every_command_is_there() -> Result<()> {
                         seen.insert("kubectl");
                     }
                     [
-                        program @ ("rdma-device-plugin" | "rdma-ipam-broker" | "rdmactl"),
+                        program @ ("rdma-device-plugin" | "rdma-agent" | "rdmactl"),
                         rest @ ..,
                     ] => {
                         command_is_there(program, program, rest).with_context(at)?;
@@ -510,31 +509,28 @@ fn the_versions_that_are_spoken_are_named() -> Result<()> {
     Ok(())
 }
 
-/// The broker's metrics that `query` asks for and `page` does not name.
-fn undocumented_of_broker(query: &str, page: &str) -> Vec<String> {
-    let names = query.split("rdma_ipam_broker_").skip(1).map(|metric| {
+/// The agent's metrics that `query` asks for and `page` does not name.
+fn undocumented_of_agent(query: &str, page: &str) -> Vec<String> {
+    let names = query.split("rdma_agent_").skip(1).map(|metric| {
         let end = metric.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        format!(
-            "`rdma_ipam_broker_{}`",
-            &metric[..end.unwrap_or(metric.len())]
-        )
+        format!("`rdma_agent_{}`", &metric[..end.unwrap_or(metric.len())])
     });
     names.filter(|name| !page.contains(name)).collect()
 }
 
-/// Addresses come from blocks by default, of which the broker alone tells; and no query makes a line of
+/// The agent alone tells what a node owns of subnets that nodes share; and no query makes a line of
 /// each of hundreds of nodes.
-fn the_dashboard_has_the_brokers_metrics_and_few_lines() -> Result<()> {
+fn the_dashboard_has_the_agents_metrics_and_few_lines() -> Result<()> {
     let page = fs::read_to_string(top().join("docs/metrics.md"))?;
     let text = fs::read_to_string(top().join("manifests/grafana/dashboard.json"))?;
-    let unknown = undocumented_of_broker(&text, &page);
+    let unknown = undocumented_of_agent(&text, &page);
     ensure!(unknown.is_empty(), "{unknown:?}");
     let dashboard: Value = serde_json::from_str(&text)?;
-    let mut of_broker = 0;
+    let mut of_agent = 0;
     for panel in dashboard["panels"].as_array().context("panels")? {
         for target in panel["targets"].as_array().context("targets")? {
             let query = target["expr"].as_str().context("a query")?;
-            of_broker += usize::from(query.contains("rdma_ipam_broker_"));
+            of_agent += usize::from(query.contains("rdma_agent_"));
             let drawn = panel["type"] == "timeseries" && query.contains("by (node");
             ensure!(
                 !drawn
@@ -546,7 +542,7 @@ fn the_dashboard_has_the_brokers_metrics_and_few_lines() -> Result<()> {
             );
         }
     }
-    ensure!(of_broker > 3, "{of_broker} queries of the broker");
+    ensure!(of_agent > 3, "{of_agent} queries of the agent");
     Ok(())
 }
 
@@ -567,7 +563,7 @@ fn every_alert_has_a_run_book() -> Result<()> {
             let expected = format!("docs/alerts.md#{}", name.to_lowercase());
             assert_eq!(link, expected);
             let unknown =
-                undocumented_of_broker(rule["expr"].as_str().context("an expression")?, &metrics);
+                undocumented_of_agent(rule["expr"].as_str().context("an expression")?, &metrics);
             ensure!(unknown.is_empty(), "{name}: {unknown:?}");
             alerts += 1;
         }

@@ -38,7 +38,7 @@ case "$*" in
 "get pods $selector --output=json") cat "$here/pods.json" ;;
 "get configmaps --output=json") cat "$here/configmaps.json" ;;
 "get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") cat "$here/networks.json" ;;
-"get address"*) echo 'error: the server doesn'"'"'t have a resource type "addressblocks"' >&2; exit 1 ;;
+"get address"*) echo 'error: the server doesn'"'"'t have a resource type "addresssubnets"' >&2; exit 1 ;;
 "logs --tail=20000 --limit-bytes=10485760 --previous=false --container=rdma-device-plugin -- plugin-n1") cat "$here/log.txt" ;;
 "logs --tail=20000 --limit-bytes=10485760 --previous=true --container=rdma-device-plugin -- plugin-n1") echo "ended before" ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl preflight --json") echo '{"version": 1, "checks": []}'; echo "1 check failed: L01" >&2; exit 1 ;;
@@ -205,8 +205,7 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
     let mut found = BTreeSet::new();
     files(&top, "", &mut found)?;
     let expected = [
-        "cluster/addressblocks.json",
-        "cluster/addressranges.json",
+        "cluster/addresssubnets.json",
         "cluster/configmaps.json",
         "cluster/daemonsets.json",
         "cluster/network-attachment-definitions.json",

@@ -24,9 +24,8 @@ macro_rules! modules {
 }
 
 modules! {
-    broker_blocks,
-    broker_tool,
-    broker_whereabouts,
+    agent_faults,
+    agent_subnets,
     chain_pods,
     cni_admin,
     cni_all_nics,
