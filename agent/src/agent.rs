@@ -300,7 +300,9 @@ impl Agent {
             let status = lock(&worker.status);
             if !status.is_over {
                 // It does not end before it has read this.
-                let _ = message.map(|message| worker.messages.send(message));
+                if let Some(message) = message {
+                    let _ = worker.messages.send(message);
+                }
                 return Ok(());
             }
         }
@@ -331,7 +333,9 @@ impl Agent {
             let why = format!("cannot start a thread: {error}");
             Failure::new(FailureKind::TryAgain, why)
         })?;
-        let _ = message.map(|message| sender.send(message));
+        if let Some(message) = message {
+            let _ = sender.send(message);
+        }
         let worker = Worker {
             messages: sender,
             thread,

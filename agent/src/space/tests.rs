@@ -1090,7 +1090,7 @@ fn two_nodes_import_and_a_third_one_claims_at_one_time() {
             for pod in 0..20 {
                 let pod = format!("p{pod}");
                 while machine.take(&pod, &range, None).is_none() {
-                    let _ = machine.ask(&range, Room::Addresses(1), Instant::now());
+                    drop(machine.ask(&range, Room::Addresses(1), Instant::now()));
                     machine.space.step(Instant::now());
                 }
             }
