@@ -134,14 +134,13 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
         let Some(store) = agent.stores.get(&space.store) else {
             continue;
         };
-        if let Backend::Api(api) = &store.backend {
-            let owned = Owned::read(&agent.context.state_dir, &space)?;
-            owned
-                .versions
-                .values()
-                .for_each(|version| api.remember(*version));
+        if let Backend::Api(api) = &store.backend
+            && let Ok(owned) = Owned::read(&agent.context.state_dir, &space)
+        {
+            let versions = owned.versions.values();
+            versions.for_each(|version| api.remember(*version));
         }
-        agent.tell(&space, None)?;
+        agent.begin(&space);
     }
     for name in agent.stores.keys() {
         tokio::spawn(follow(agent.clone(), name.clone()));
@@ -192,6 +191,7 @@ async fn follow(agent: Arc<Agent>, name: String) {
     };
     let mut wait = RETRY_INTERVAL;
     loop {
+        let begun = Instant::now();
         let followed = agent.clone().find(&name).await;
         let followed = match (&followed, &store.backend) {
             (Ok(()), Backend::Directory(_)) => {
@@ -201,21 +201,19 @@ async fn follow(agent: Arc<Agent>, name: String) {
             (Ok(()), Backend::Api(api)) => agent.hear(store, api).await,
             (Err(_), _) => followed,
         };
-        match followed {
-            Ok(()) => {
-                wait = RETRY_INTERVAL;
-                tokio::time::sleep(wait.mul_f64(random())).await;
-            }
-            Err(fault) => {
-                let before = lock(&store.fault).replace(fault.clone());
-                if before.as_ref() != Some(&fault) {
-                    tracing::warn!(store = name, fault, "cannot use the store; trying again");
-                }
-                // Agents that a restart of the API hit at one time do not come back at one time.
-                tokio::time::sleep(wait.mul_f64(0.5 + random())).await;
-                wait = (2 * wait).min(MAX_RETRY_INTERVAL);
+        if let Err(fault) = followed {
+            let before = lock(&store.fault).replace(fault.clone());
+            if before.as_ref() != Some(&fault) {
+                tracing::warn!(store = name, fault, "cannot use the store; trying again");
             }
         }
+        // A watch that ends at once is no better than none.
+        if begun.elapsed() > MAX_RETRY_INTERVAL {
+            wait = RETRY_INTERVAL;
+        }
+        // Agents that a restart of the API hit at one time do not come back at one time.
+        tokio::time::sleep(wait.mul_f64(0.5 + random())).await;
+        wait = (2 * wait).min(MAX_RETRY_INTERVAL);
     }
 }
 
@@ -233,15 +231,32 @@ impl Agent {
         let spaces = tokio::task::spawn_blocking(move || backend.spaces(&owned));
         let spaces = spaces.await.map_err(|error| error.to_string())?;
         for space in spaces.map_err(|error| error.to_string())? {
-            self.tell(&space, None).map_err(|failure| failure.message)?;
+            self.begin(&space);
         }
         Ok(())
+    }
+
+    /// Starts the thread of a space of which this node may have something. One that cannot be served stops no
+    /// other one.
+    fn begin(&self, space: &AddressSpace) {
+        if let Err(failure) = self.tell(space, None) {
+            tracing::warn!(%space, why = failure.message, "a space is not served");
+        }
     }
 
     /// Passes on what the API tells, until the watch ends.
     async fn hear(&self, store: &Store, api: &Api) -> Result<(), String> {
         api.look().await.map_err(|error| error.to_string())?;
         *lock(&store.fault) = None;
+        for (space, worker) in &*lock(&self.workers) {
+            if self
+                .stores
+                .get(&space.store)
+                .is_some_and(|of| std::ptr::eq(of, store))
+            {
+                let _ = worker.messages.send(Message::Missed);
+            }
+        }
         let tell = |news: News| {
             // Of another store of the API, or of a space that it does not use any more: nothing waits here.
             if self.stores.contains_key(&news.space.store) {

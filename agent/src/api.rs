@@ -49,8 +49,15 @@ const LIMIT: Duration = Duration::from_secs(10);
 const WATCH_SECONDS: u32 = 290;
 /// How long a restored store is not claimed from.
 const RESTORED_REST: Duration = Duration::from_mins(15);
+/// A backup is restored with so much higher a version, so that nobody sees that it is older (etcdutl snapshot
+/// restore --bump-revision). No cluster writes so much between two looks of an agent.
+const BUMP: u64 = 100_000_000;
+/// For so long.
+const BUMP_REST: Duration = Duration::from_hours(1);
 /// How long the number of Nodes is believed.
 const NODES_REST: Duration = Duration::from_hours(1);
+/// When they are counted again after no answer.
+const NODES_RETRY: Duration = Duration::from_mins(1);
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Why the API did not do something.
@@ -83,9 +90,12 @@ struct Counts {
 struct Known {
     /// The highest version that was seen.
     highest: u64,
+    /// When it was seen in this process.
+    seen: Option<Instant>,
     /// How often its truth was older than that, and since when.
     restored: Option<(u64, Instant)>,
-    nodes: Option<(Instant, u64)>,
+    /// When the Nodes were counted, and how many there were, if that was answered.
+    nodes: Option<(Instant, Option<u64>)>,
 }
 
 /// A store of documents, used from threads that may wait.
@@ -361,19 +371,21 @@ impl Api {
     /// How many Nodes the cluster has; not known where it cannot be asked.
     #[must_use]
     pub fn nodes(&self) -> Option<u64> {
-        let known = self.known(|known| known.nodes);
-        if let Some((at, count)) = known
-            && at.elapsed() < NODES_REST
-        {
-            return Some(count);
+        if let Some((at, count)) = self.known(|known| known.nodes) {
+            let rest = count.map_or(NODES_RETRY, |_| NODES_REST);
+            if at.elapsed() < rest {
+                return count;
+            }
         }
         let parameters = ListParams::default().limit(1);
         let request = Request::new("/api/v1/nodes").list_metadata(&parameters);
-        let list: List = self.send("count the Nodes", request).ok()?;
-        let more = list.metadata.remaining_item_count.unwrap_or(0);
-        let count = u64::try_from(more).unwrap_or(0) + list.items().len() as u64;
+        let list: Option<List> = self.send("count the Nodes", request).ok();
+        let count = list.map(|list| {
+            let more = list.metadata.remaining_item_count.unwrap_or(0);
+            u64::try_from(more).unwrap_or(0) + list.items().len() as u64
+        });
         self.known(|known| known.nodes = Some((Instant::now(), count)));
-        Some(count)
+        count
     }
 
     /// Why a node will not come back by itself: its Node is deleted, or marked as out of service.
@@ -408,14 +420,17 @@ impl Api {
         self.known(|known| {
             // The other one was found to be of a truth that is gone.
             let is_known = known.highest < before;
-            if version >= before || is_known {
+            let is_fresh = known.seen.is_some_and(|at| at.elapsed() < BUMP_REST);
+            let is_newer = version >= before && (!is_fresh || version - before < BUMP);
+            if is_newer || is_known {
                 known.highest = known.highest.max(version);
+                known.seen = Some(Instant::now());
                 return;
             }
             tracing::error!(
                 version,
                 before,
-                "the Kubernetes API is older than before: restored from a backup? For 15 minutes nothing is \
+                "the Kubernetes API is not what it was: restored from a backup? For 15 minutes nothing is \
                  claimed but what this node had"
             );
             known.highest = version;

@@ -105,6 +105,9 @@ async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
              account's token",
         )?,
     };
+    let mut config = config;
+    // Who asks decides whether and when it asks again.
+    config.default_retry = false;
     kube::Client::try_from(config).context("use the credentials of the Kubernetes API")
 }
 

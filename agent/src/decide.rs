@@ -101,6 +101,8 @@ pub struct Decision {
     pub is_watched: bool,
     /// Whether somebody asks this node for room, or no piece is free.
     pub is_urgent: bool,
+    /// Whether another node has to let go first: it is read again soon.
+    pub is_unsettled: bool,
 }
 
 /// Addresses that are leased or cool down, when the boot is so old.
@@ -438,21 +440,40 @@ fn restore(inputs: &Inputs<'_>, decision: &mut Decision) {
                     ..own.clone()
                 },
             );
-        } else if !inputs
-            .document
-            .parts
-            .keys()
-            .any(|other| overlap(*other, piece))
-        {
-            // Not leased from until this is done.
-            let boot = String::new();
-            let unconfirmed = OwnedPart {
-                boot,
-                ..own.clone()
-            };
-            decision.parts.insert(piece, unconfirmed);
+            continue;
+        }
+        // Not leased from until it is this node's again.
+        let boot = String::new();
+        let unconfirmed = OwnedPart {
+            boot,
+            ..own.clone()
+        };
+        decision.parts.insert(piece, unconfirmed);
+        let mut others = inputs.document.parts.keys();
+        if others.any(|other| overlap(*other, piece)) {
+            decision.is_unsettled = true;
+        } else {
             let what = Wanted::Exact(piece);
             decision.changes.push(Change::Claim { by, what });
+        }
+    }
+    // What this node has given away since, its next owner gets while nobody claims anything new.
+    for (piece, part) in &inputs.document.parts {
+        let Some(id) = &part.id else { continue };
+        let is_own = owned_of(inputs).any(|(_, own)| own.id == *id);
+        let is_leased =
+            |(address, busy): (&IpAddr, &Busy)| *busy == Busy::Leased && piece.contains(*address);
+        let has_lease = inputs.busy.iter().any(is_leased);
+        if part.node == inputs.node.name && part.network.is_none() && !is_own && !has_lease {
+            let by = Holder {
+                node: part.node.clone(),
+                id: id.clone(),
+            };
+            decision.changes.push(Change::Give {
+                by,
+                keep: Vec::new(),
+                to: None,
+            });
         }
     }
 }

@@ -12,6 +12,8 @@ use tokio::sync::oneshot;
 use crate::decide::{Candidate, pause};
 use crate::reserve;
 
+/// The pass after one that found nothing reads other subnets first.
+const SUBNETS_OF_PASS: usize = 8;
 /// For how long a claim goes on behind the last ADD that waited for it.
 const LINGER: Duration = Duration::from_secs(30);
 
@@ -43,6 +45,8 @@ pub struct Asking {
     /// Parts to ask, the next one last, and those that were asked.
     pub next: Vec<Candidate>,
     pub asked: Vec<Candidate>,
+    /// How often a part was not asked, because enough nodes ask for it.
+    pub crowded: usize,
     /// Which document of `asked` is read next.
     pub poll: usize,
 }
@@ -64,6 +68,8 @@ pub struct Goal {
     pub full: Option<BTreeSet<IpNetwork>>,
     /// A held piece of the range, seen in this pass.
     pub held: Option<IpNetwork>,
+    /// From which subnet, by its number in the node's order, the next pass goes.
+    pub first: usize,
     pub lost: u32,
     pub due: Instant,
     /// When it is dropped.
@@ -86,6 +92,7 @@ impl Goal {
             id,
             candidates: Vec::new(),
             full: None,
+            first: 0,
             held: None,
             lost: 0,
             due: now,
@@ -173,6 +180,7 @@ impl Goal {
         let until = now + pause(self.failures);
         self.paused = Some((until, failure));
         self.until = self.until.max(until + LINGER);
+        self.first = self.first.wrapping_add(SUBNETS_OF_PASS);
         self.restart();
     }
 
@@ -202,6 +210,9 @@ impl Goal {
                 nodes.sort_unstable();
                 nodes.dedup();
                 format!("{range}: asked {} for room; try again", nodes.join(", "))
+            }
+            (None, Phase::Ask(asking)) if asking.crowded > 0 => {
+                format!("{range}: other nodes ask for the same addresses already; try again")
             }
             (None, _) => format!(
                 "{range}: other nodes change its documents at the same time, {} attempts were lost; try again",

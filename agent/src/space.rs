@@ -34,6 +34,8 @@ use crate::reserve::{Outcome, Reservation};
 
 /// A space's thread sleeps no longer.
 const MAX_SLEEP: Duration = Duration::from_secs(8);
+/// How often a restored document is read in which another node has what this one had.
+const UNSETTLED_INTERVAL: Duration = Duration::from_mins(1);
 /// How long to wait after a failure of the store.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an old document is not believed.
@@ -77,6 +79,8 @@ pub enum Message {
     Room(Range, Room, Waiting),
     /// Something in the document of a subnet waits for this node, or has come.
     News(IpNetwork),
+    /// News may have been missed.
+    Missed,
     Parts(PartsChange, oneshot::Sender<Result<PartsChanged, Failure>>),
     /// Reserved addresses of a network in one subnet.
     Reserve(
@@ -90,11 +94,21 @@ impl Message {
     pub fn refuse(self, failure: Failure) {
         match self {
             Self::Room(_, _, waiting) => drop(waiting.reply.send(Err(failure))),
-            Self::News(_) => {}
+            Self::News(_) | Self::Missed => {}
             Self::Parts(_, reply) => drop(reply.send(Err(failure))),
             Self::Reserve(_, _, reply) => drop(reply.send(Err(failure))),
         }
     }
+}
+
+/// What became of a compare-and-swap of this node.
+#[derive(Debug)]
+enum Swapped {
+    /// The document as it is now.
+    Won(Read),
+    Lost,
+    /// The cluster does not allow the change, and says why.
+    Denied(String),
 }
 
 /// Why a step did not do what it was to do.
@@ -187,6 +201,10 @@ impl Space {
                 let known = self.goals.iter().position(|goal| goal.is(&range, room));
                 if known.is_none() {
                     if self.goals.len() >= MAX_GOALS {
+                        // What nobody waits for can begin anew.
+                        self.goals.retain(|goal| !goal.waiting.is_empty());
+                    }
+                    if self.goals.len() >= MAX_GOALS {
                         let why = "this node claims for too many ranges at once; try again";
                         let failure = Failure::new(FailureKind::TryAgain, why);
                         return Message::Room(range, room, waiting).refuse(failure);
@@ -199,6 +217,7 @@ impl Space {
                     goal.wait(waiting, now);
                 }
             }
+            Message::Missed => self.read_all(now),
             Message::News(subnet) => {
                 self.asked.remove(&subnet);
                 self.watched.insert(subnet, now);
@@ -217,8 +236,7 @@ impl Space {
         let restored = self.backend.restored();
         if restored != self.store_restored {
             // What this node has is written before others claim it.
-            self.asked.clear();
-            self.watched.values_mut().for_each(|due| *due = now);
+            self.read_all(now);
         }
         self.store_restored = restored;
         for goal in &mut self.goals {
@@ -272,6 +290,12 @@ impl Space {
             .min()
             .map_or(MAX_SLEEP, |next| next.saturating_duration_since(now));
         next.min(MAX_SLEEP)
+    }
+
+    /// Every document of this node is due.
+    fn read_all(&mut self, now: Instant) {
+        self.asked.clear();
+        self.watched.values_mut().for_each(|due| *due = now);
     }
 
     /// Whether nothing of this node is in the space.
@@ -375,9 +399,11 @@ impl Space {
                     next = document;
                 }
             }
-            let interval = match decision.is_urgent {
-                true => self.pace().urgent,
-                false => self.pace().look,
+            let pace = self.pace();
+            let interval = match (decision.is_urgent, decision.is_unsettled) {
+                (true, _) => pace.urgent,
+                (false, true) => pace.look.min(UNSETTLED_INTERVAL),
+                (false, false) => pace.look,
             };
             match decision.is_watched {
                 true => self.watched.insert(subnet, now + interval),
@@ -391,8 +417,12 @@ impl Space {
             }
             let news: Vec<String> = decision.changes.iter().filter_map(new_id).collect();
             match self.swap(&read, next, news)? {
-                Some(written) => read = written,
-                None => {
+                Swapped::Won(written) => read = written,
+                Swapped::Denied(why) => {
+                    tracing::warn!(space = %self.space, %subnet, why, "a change is not allowed");
+                    return Ok(read);
+                }
+                Swapped::Lost => {
                     let wait = decide::backoff(0, random64());
                     self.watched.insert(subnet, now + wait);
                     return self.call(|backend| backend.read(&self.space, subnet));
@@ -402,13 +432,7 @@ impl Space {
     }
 
     /// Makes a compare-and-swap, by which the node may get parts with these IDs; the document afterwards.
-    fn swap(
-        &mut self,
-        read: &Read,
-        next: Document,
-        ids: Vec<String>,
-    ) -> Result<Option<Read>, Fault> {
-        self.asked.remove(&next.subnet);
+    fn swap(&mut self, read: &Read, next: Document, ids: Vec<String>) -> Result<Swapped, Fault> {
         // Before the attempt: if its answer is lost, they are asked for.
         self.pending.extend(ids.iter().cloned());
         self.watched.insert(next.subnet, Instant::now());
@@ -416,13 +440,14 @@ impl Space {
         match self.call(|backend| backend.swap(&self.space, read, &next))? {
             Swap::Won(version) => {
                 self.note(|status| status.writes += 1);
-                Ok(Some(self.backend.written(&self.space, read, next, version)))
+                let written = self.backend.written(&self.space, read, next, version);
+                Ok(Swapped::Won(written))
             }
-            Swap::Denied(why) => Err(why),
+            Swap::Denied(why) => Ok(Swapped::Denied(why)),
             // Perhaps another node went on from it, so they stay asked for.
             Swap::Lost => {
                 self.note(|status| status.lost += 1);
-                Ok(None)
+                Ok(Swapped::Lost)
             }
         }
     }

@@ -211,7 +211,11 @@ impl Owned {
             let Some(text) = text else {
                 return Ok(Self::none(space));
             };
-            let owned: Self = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+            let owned = match serde_json::from_slice::<Self>(&text) {
+                // A power failure cut it: no file, no parts. The agent asks for them again.
+                Err(error) if error.is_eof() || error.is_syntax() => return Ok(Self::none(space)),
+                owned => owned.map_err(|error| error.to_string())?,
+            };
             if owned.format != FORMAT {
                 return Err(format!(
                     "it has format {}, this program knows {FORMAT}: install all programs of one release",
@@ -432,7 +436,6 @@ mod tests {
         place.own(&["10.0.0.16/28"]);
         let path = path(&place.state(), &space());
         for (text, says) in [
-            ("", "EOF"),
             (
                 r#"{"format": 2, "store": "default", "node": "", "parts": {}}"#,
                 "format 2",
@@ -451,6 +454,12 @@ mod tests {
                 .unwrap_err()
                 .to_string();
             assert!(error.contains(says), "{error}");
+        }
+        // After a power failure.
+        for text in ["", "{\"format\": 1, ", "\0\0\0\0"] {
+            std::fs::write(&path, text).unwrap();
+            let owned = Owned::read(&place.state(), &space()).unwrap();
+            assert!(owned.parts.is_empty());
         }
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();

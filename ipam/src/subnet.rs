@@ -20,7 +20,8 @@ mod tests;
 
 use crate::space::{network_around, overlap};
 use ipnetwork::IpNetwork;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -42,7 +43,7 @@ pub struct Document {
     #[serde(default)]
     pub network_name: String,
     pub subnet: IpNetwork,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "parts")]
     pub parts: BTreeMap<IpNetwork, Part>,
 }
 
@@ -57,7 +58,11 @@ pub struct Part {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// Nodes that ask for a piece of it, the first one first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "wants",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub wanted: Vec<Want>,
     /// Its node is gone, or has forgotten it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,6 +98,29 @@ pub struct Over {
 pub struct OwnNetwork {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
+}
+
+/// Parts one by one: who may write one may not make the others unreadable. One that cannot be read is nobody's to
+/// lease from; a name that is no network says nothing of any address.
+fn parts<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<IpNetwork, Part>, D::Error> {
+    let all = BTreeMap::<String, Value>::deserialize(from)?;
+    let read = |(piece, part): (String, Value)| {
+        let unreadable = |error: serde_json::Error| Part {
+            reserved: Some(format!("it cannot be read: {error}")),
+            ..Part::default()
+        };
+        let piece = piece.parse().ok()?;
+        Some((piece, Part::deserialize(part).unwrap_or_else(unreadable)))
+    };
+    Ok(all.into_iter().filter_map(read).collect())
+}
+
+/// Any node writes them into any part.
+fn wants<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Want>, D::Error> {
+    let all = Vec::<Value>::deserialize(from)?.into_iter();
+    Ok(all
+        .filter_map(|want| Want::deserialize(want).ok())
+        .collect())
 }
 
 impl Part {

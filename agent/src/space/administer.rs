@@ -11,7 +11,7 @@ use ipnetwork::IpNetwork;
 use node::random::random64;
 use node_wire::{Failure, FailureKind, PartsChange, PartsChanged};
 
-use super::{Fault, Space};
+use super::{Fault, Space, Swapped};
 use crate::backend::Age;
 use crate::decide::{self, Mode};
 use crate::reserve::{self, Outcome, Reservation};
@@ -37,9 +37,13 @@ impl Space {
                     .map_err(|why| Failure::new(FailureKind::Mismatch, why.to_string()))?;
                 next = changed.document.unwrap_or(next);
             }
-            if next == read.document || self.swap(&read, next, Vec::new()).map_err(fault)?.is_some()
-            {
+            if next == read.document {
                 return Ok(());
+            }
+            match self.swap(&read, next, Vec::new()).map_err(fault)? {
+                Swapped::Won(_) => return Ok(()),
+                Swapped::Denied(why) => return Err(Failure::new(FailureKind::Mismatch, why)),
+                Swapped::Lost => {}
             }
             let wait = decide::backoff(0, random64()) / 8;
             std::thread::sleep(if attempt == 0 { Duration::ZERO } else { wait });

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ipam::range::Range;
 use ipam::subnet::{Change, Document, Over, Part, piece};
 use ipnetwork::IpNetwork;
+use node_wire::Failure;
 
 use super::{Fault, Space};
 use crate::decide::Candidate;
@@ -22,38 +23,40 @@ impl Space {
         &mut self,
         candidates: Vec<Candidate>,
         now: Instant,
-    ) -> Result<Vec<Candidate>, Fault> {
+    ) -> Vec<Candidate> {
         let mut asked = BTreeSet::new();
         let mut there = Vec::new();
         for one in candidates {
-            if !asked.contains(&one.node) && asked.len() >= MAX_NODES {
-                there.push(one);
-                continue;
-            }
+            let is_asked = asked.contains(&one.node) || asked.len() < MAX_NODES;
             asked.insert(one.node.clone());
-            match self.gone(&one.node, NODE_REST, now)? {
-                None => there.push(one),
-                Some(why) => {
-                    let over = Over {
-                        since: jiff::Timestamp::now().to_string(),
-                        why,
-                    };
-                    let mark = |document: &Document| {
-                        let part = document.parts.get(&one.part);
-                        let part = part.filter(|part| part.node == one.node);
-                        let change = part.map(|part| Change::Over {
-                            part: one.part,
-                            id: part.id.clone(),
-                            over: over.clone(),
-                        });
-                        Ok(change.into_iter().collect())
-                    };
-                    let marked = self.edit(one.subnet, mark);
-                    marked.map_err(|failure| failure.to_string())?;
-                }
+            // What is not known is no reason to leave a node out.
+            let gone = match is_asked {
+                true => self.gone(&one.node, NODE_REST, now).unwrap_or(None),
+                false => None,
+            };
+            let is_marked = gone.is_some_and(|why| self.mark(&one, why).is_ok());
+            if !is_marked {
+                there.push(one);
             }
         }
-        Ok(there)
+        there
+    }
+
+    fn mark(&mut self, one: &Candidate, why: String) -> Result<(), Failure> {
+        let over = Over {
+            since: jiff::Timestamp::now().to_string(),
+            why,
+        };
+        self.edit(one.subnet, |document| {
+            let part = document.parts.get(&one.part);
+            let part = part.filter(|part| part.node == one.node);
+            let change = part.map(|part| Change::Over {
+                part: one.part,
+                id: part.id.clone(),
+                over: over.clone(),
+            });
+            Ok(change.into_iter().collect())
+        })
     }
 
     /// Why a node is gone, by an answer that is not older than this.

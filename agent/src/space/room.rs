@@ -14,12 +14,14 @@ use ipnetwork::IpNetwork;
 use node::random::random64;
 use node_wire::{FailureKind, Room};
 
-use super::{Fault, RETRY_INTERVAL, Space};
+use super::{Fault, RETRY_INTERVAL, Space, Swapped};
 use crate::backend::Age;
 use crate::decide::{self, Candidate, MAX_ASKED, Mode, WANT_LIMIT};
 use crate::goal::{Asking, Goal, Phase};
 use crate::reserve;
 
+/// When a part is asked for again that enough nodes ask for.
+const CROWDED_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the first nodes that were asked are waited for, before others are asked, too.
 const ROUND: Duration = Duration::from_secs(10);
 
@@ -121,7 +123,8 @@ impl Space {
                 };
                 let next = match goal.room {
                     Room::Exact(address) => (*at == 0).then(|| (0, subnet_of(address))),
-                    _ => subnets(&goal.range, &self.context.node.name)
+                    // The last pass ended with nothing: others are read, and their nodes asked.
+                    _ => subnets(&goal.range, &self.context.node.name, goal.first)
                         .enumerate()
                         .skip(*at)
                         .find(|(_, subnet)| !is_full(subnet)),
@@ -220,12 +223,13 @@ impl Space {
                 ..
             }) => {
                 match self.swap(&read, next, vec![goal.id.clone()])? {
-                    Some(written) => {
+                    Swapped::Denied(why) => return Err(why),
+                    Swapped::Won(written) => {
                         goal.lost = 0;
                         self.settle(written, Mode::Usual, now)?;
                         goal.id = self.ids.new_id();
                     }
-                    None => {
+                    Swapped::Lost => {
                         goal.due = now + decide::backoff(goal.lost, random64());
                         goal.lost += 1;
                     }
@@ -295,8 +299,9 @@ impl Space {
         now: Instant,
     ) -> Result<(), Fault> {
         let range = goal.range.subnet();
-        let next = std::mem::take(&mut goal.candidates);
-        let mut next = self.without_gone(next, now)?;
+        let found = std::mem::take(&mut goal.candidates);
+        let owners = found.len();
+        let mut next = self.without_gone(found, now);
         if next.is_empty() || matches!(goal.room, Room::Network(_)) {
             if let Some(held) = goal.held {
                 // It ends, unlike the range.
@@ -312,8 +317,16 @@ impl Space {
                 ),
             };
             let name = &self.context.node.name;
-            let mut all = subnets(&goal.range, name).take(self.pace().reads);
+            let mut all = subnets(&goal.range, name, goal.first).take(self.pace().reads);
             match all.find(|subnet| self.is_restored(*subnet)) {
+                None if owners > 0 && next.is_empty() => {
+                    let why = format!(
+                        "{range}: the nodes that have its addresses are gone; after {} s this node takes what it \
+                         needs",
+                        self.context.grace.as_secs()
+                    );
+                    goal.fail(FailureKind::TryAgain, &why, now);
+                }
                 None => goal.fail(FailureKind::Exhausted, &why, now),
                 Some(subnet) => {
                     let why = format!(
@@ -334,6 +347,7 @@ impl Space {
             since: now,
             next,
             asked: Vec::new(),
+            crowded: 0,
             poll: 0,
         }));
         Ok(())
@@ -358,7 +372,7 @@ impl Space {
             };
             self.withdraw(&asking);
             let why = format!(
-                "{} is exhausted: {} nodes were asked, and none has a free address",
+                "{} is exhausted: the owners of {} parts were asked, and none has a free address",
                 goal.range.subnet(),
                 asking.asked.len()
             );
@@ -406,14 +420,23 @@ impl Space {
             ..
         }) = made
         {
-            if self.swap(&read, next, vec![id])?.is_none() {
-                asking.next.push(one);
-                goal.due = now + decide::backoff(goal.lost, random64());
-                goal.lost += 1;
-                return Ok(());
+            match self.swap(&read, next, vec![id])? {
+                Swapped::Won(_) => {
+                    goal.lost = 0;
+                    asking.asked.push(one);
+                }
+                Swapped::Lost => {
+                    asking.next.push(one);
+                    goal.due = now + decide::backoff(goal.lost, random64());
+                    goal.lost += 1;
+                }
+                Swapped::Denied(why) => return Err(why),
             }
-            goal.lost = 0;
-            asking.asked.push(one);
+        } else if let Err(Refused::Crowded { .. }) = made {
+            // Behind the others.
+            asking.next.insert(0, one);
+            asking.crowded += 1;
+            goal.due = now + CROWDED_INTERVAL;
         }
         Ok(())
     }

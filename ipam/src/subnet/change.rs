@@ -319,7 +319,7 @@ fn ask(document: &Document, part: IpNetwork, want: &Want) -> Result<Changed, Ref
     // It asks anew, behind the others.
     found
         .wanted
-        .retain(|other| other.node != want.node || other == want);
+        .retain(|other| other.node != want.node || other.among != want.among || other == want);
     if !found.wanted.contains(want) {
         if found.wanted.len() >= MAX_WANTS {
             return Err(Refused::Crowded { part });

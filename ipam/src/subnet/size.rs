@@ -28,8 +28,13 @@ pub fn claim_size(usable: u128, nodes: Option<u64>, own: u128) -> u16 {
     u16::try_from(1u128 << size.ilog2()).unwrap_or(1)
 }
 
-/// The subnets with usable addresses of a range, each node's from a start of its own. At most 4,096.
-pub fn subnets(range: &Range, node: &str) -> impl Iterator<Item = IpNetwork> + use<> {
+/// The subnets with usable addresses of a range, each node's from a start of its own and so many behind it. At
+/// most 4,096.
+pub fn subnets(
+    range: &Range,
+    node: &str,
+    behind: usize,
+) -> impl Iterator<Item = IpNetwork> + use<> {
     let v4 = range.subnet().is_ipv4();
     let mut runs: Vec<(u128, u128)> = Vec::new();
     let mut count = 0;
@@ -46,7 +51,8 @@ pub fn subnets(range: &Range, node: &str) -> impl Iterator<Item = IpNetwork> + u
         count += last - first + 1;
         runs.push((first, last));
     }
-    let start = u128::from(hash(node)).checked_rem(count).unwrap_or(0);
+    let start = u128::from(hash(node)) + behind as u128;
+    let start = start.checked_rem(count).unwrap_or(0);
     (0..count).filter_map(move |number| {
         let mut number = (start + number) % count;
         for (first, last) in &runs {

@@ -411,7 +411,7 @@ fn a_node_looks_into_each_subnet_once_from_a_start_of_its_own() {
         ("10.0.0.0/8", 4096),
         ("fd00::/64", 4096),
     ] {
-        let all: Vec<IpNetwork> = subnets(&range(text), "gpu-17").collect();
+        let all: Vec<IpNetwork> = subnets(&range(text), "gpu-17", 0).collect();
         let distinct: BTreeSet<&IpNetwork> = all.iter().collect();
         assert_eq!((all.len(), distinct.len()), (count, count), "{text}");
         let span = range(text);
@@ -420,7 +420,7 @@ fn a_node_looks_into_each_subnet_once_from_a_start_of_its_own() {
             "{text}"
         );
     }
-    let first = |node: &str| subnets(&range("10.56.0.0/16"), node).next();
+    let first = |node: &str| subnets(&range("10.56.0.0/16"), node, 0).next();
     assert_ne!(first("gpu-17"), first("gpu-18"));
 }
 
@@ -510,4 +510,24 @@ proptest! {
         let text = serde_json::to_vec(&document).unwrap();
         prop_assert_eq!(serde_json::from_slice::<Document>(&text).unwrap(), document);
     }
+}
+
+#[test]
+fn what_cannot_be_read_of_a_document_does_not_hide_the_rest() {
+    let text = r#"{"store": "s", "subnet": "10.0.0.0/24", "parts": {
+        "10.0.0.0/28": {"node": "a", "id": "a-1", "wanted": [
+            {"node": "b", "id": "b-1", "size": 1, "among": ["x", "y"]},
+            {"node": "c", "id": "c-1", "size": 1, "among": ["10.0.0.1", "10.0.0.2"]}]},
+        "10.0.0.16/28": {"node": "a", "id": "a-2", "network": {"gateway": "x"}},
+        "999.0.0.0/28": {"node": "a", "id": "a-3"},
+        "10.9.0.0/28": {"node": "a", "id": "a-4"}}}"#;
+    let document: Document = serde_json::from_str(text).unwrap();
+    let piece = |text: &str| text.parse::<IpNetwork>().unwrap();
+    let first = &document.parts[&piece("10.0.0.0/28")];
+    let wanted: Vec<&str> = first.wanted.iter().map(|want| &*want.node).collect();
+    assert_eq!((&*first.node, wanted), ("a", vec!["c"]));
+    let second = &document.parts[&piece("10.0.0.16/28")];
+    assert!(second.node.is_empty() && second.reserved.is_some());
+    assert_eq!(document.parts.len(), 3);
+    assert_eq!(document.in_doubt(), [piece("10.9.0.0/28")].into());
 }
