@@ -546,8 +546,9 @@ fn shared(arguments: &Arguments) -> Result<bool> {
     drop(proxy.take_counts());
     let started = Instant::now();
     let pods = thread::scope(|scope| {
+        let crowd = &crowd;
         let pod = |node| {
-            scope.spawn(|| -> Result<(Pod, Duration)> {
+            scope.spawn(move || -> Result<(Pod, Duration)> {
                 let node: &Node = node;
                 let container = format!("{}-first", node.name);
                 loop {
