@@ -111,7 +111,7 @@ impl Ranges {
         let mut documents = Vec::new();
         for range in &self.ranges {
             let changed = ask(scope, &self.space, change(range.to_string()), RANGE_LIMIT)
-                .with_context(|| format!("{range}; what was done stays, repeat it"))?;
+                .with_context(|| range.to_string())?;
             let reserved = changed.reserved.unwrap_or_default();
             if !scope.global.json {
                 say(&format!("{range}: {}\n", text(&reserved)));

@@ -51,11 +51,9 @@ pub(super) fn read(plugin: &Plugin, leases: &Leases, store: &str) -> Result<Vec<
 }
 
 impl Part {
-    /// Those that are neither leased, here or in the store before, nor cooling down; first and last
-    /// address of a range count, too.
+    /// Those that are neither leased nor cooling down; first and last address of a range count, too.
     fn free(&self) -> u64 {
-        let used = self.used + self.cooling_down + self.part.except.len();
-        size(self.cidr).saturating_sub(used as u64)
+        size(self.cidr).saturating_sub((self.used + self.cooling_down) as u64)
     }
 
     fn document(&self) -> Value {
@@ -67,7 +65,6 @@ impl Part {
             "used": self.used,
             "coolingDown": self.cooling_down,
             "free": self.free(),
-            "leasedBefore": self.part.except.len(),
             "id": self.part.id,
             "network": self.part.network.is_some(),
             "gateway": gateway,
@@ -81,7 +78,6 @@ impl Part {
             size(self.cidr).to_string(),
             self.used.to_string(),
             self.cooling_down.to_string(),
-            self.part.except.len().to_string(),
             self.free().to_string(),
         ]
     }
@@ -92,6 +88,6 @@ pub(super) fn documents(parts: &[Part]) -> Vec<Value> {
 }
 
 pub(super) fn as_table(parts: &[Part]) -> String {
-    let header = "PART  NETWORK NAME  SIZE  USED  COOLING DOWN  LEASED BEFORE  FREE";
+    let header = "PART  NETWORK NAME  SIZE  USED  COOLING DOWN  FREE";
     table(header, parts.iter().map(Part::row))
 }

@@ -5,12 +5,11 @@ use crate::output::{Ended, Exit, complain, confirmed, optional, say, table};
 use anyhow::{Result, bail};
 use clap::Args;
 use ipam::lease::Lease;
-use ipam::leases::{LeaseSpace, Leases, Use};
+use ipam::leases::{LeaseSpace, Leases};
 use ipnetwork::IpNetwork;
 use node::table::cell;
 use node_wire::PartsChange;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 #[derive(Debug, Args)]
@@ -104,24 +103,14 @@ impl Release {
             return self.choose_at(leases, store, address);
         }
         let listed = leases.list()?.leases.into_iter();
-        let mut records: BTreeMap<(LeaseSpace, IpAddr), Lease> = listed
-            .map(|lease| ((LeaseSpace::of_lease(&lease), lease.address), lease))
-            .collect();
-        let mut chosen = Vec::new();
-        leases.entries(|space, address, used| {
-            if used == Use::Leased && space.space.store == store {
-                let lease = records.remove(&(space.clone(), address));
-                let space = space.clone();
-                let entry = Entry {
-                    space,
-                    address,
-                    lease,
-                };
-                if self.in_scope(&entry) && self.means(&entry) {
-                    chosen.push(entry);
-                }
-            }
-        })?;
+        let of_store = listed.filter(|lease| lease.store == store);
+        let entry = |lease: Lease| Entry {
+            space: LeaseSpace::of_lease(&lease),
+            address: lease.address,
+            lease: Some(lease),
+        };
+        let mut chosen: Vec<Entry> = of_store.map(entry).collect();
+        chosen.retain(|entry| self.in_scope(entry) && self.means(entry));
         Ok(chosen)
     }
 

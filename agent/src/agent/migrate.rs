@@ -74,6 +74,7 @@ impl Agent {
             }
         };
         let (mut total, mut kept) = (Reserved::default(), Vec::new());
+        let name = source.split(':').next().unwrap_or_default();
         for network in networks {
             let within = leases.range(network.network()..=network.broadcast());
             let mut import = Import {
@@ -107,7 +108,7 @@ impl Agent {
                 let why = reasons.get(address)?;
                 Some((
                     address.to_string(),
-                    format!("{source} has no lease of it, but {why}"),
+                    format!("{name} has no lease of it, but {why}"),
                 ))
             });
             let refused = last.refused.iter();
