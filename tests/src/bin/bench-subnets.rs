@@ -54,8 +54,8 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const MAX_WRITES: f64 = 6.0;
 /// Lists of each of them in a second, at most, while the range is exhausted.
 const MAX_LISTS: f64 = 1.0;
-/// How long an ADD is tried, as the runtime tries again, while the API is away.
-const ADD_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long an ADD is tried, as the runtime tries again, while the API is away or much asked.
+const ADD_TIMEOUT: Duration = Duration::from_mins(5);
 /// How long an ADD's question waits for its answer.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -562,7 +562,7 @@ fn shared(arguments: &Arguments) -> Result<bool> {
                         };
                         return Ok((pod, started.elapsed()));
                     }
-                    ensure!(started.elapsed() < 3 * MAX_WAIT, "{}: exhausted", node.name);
+                    ensure!(started.elapsed() < ADD_TIMEOUT, "{}: exhausted", node.name);
                     thread::sleep(Duration::from_secs(1));
                 }
             })
