@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use node_wire::status::ConfigurationStatus;
 use pools::config::{self, Config, Defaults};
 
 /// What a wrong file means while the daemon runs.
@@ -24,6 +25,18 @@ pub(crate) struct Start {
     pub keep: Option<String>,
     /// Why it is not that of the file, if so.
     pub error: Option<String>,
+}
+
+impl Start {
+    /// Where the configuration stands, for people.
+    pub(crate) fn status(&self, file: &Path) -> ConfigurationStatus {
+        ConfigurationStatus {
+            file: file.to_owned(),
+            format: self.config.format.to_string(),
+            generation: 1,
+            error: self.error.clone(),
+        }
+    }
 }
 
 /// Where the last good configuration is kept; nowhere without a state directory.

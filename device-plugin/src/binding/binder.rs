@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::commit::{Commit, commit};
-use super::contexts::{Context, Holders};
+use super::contexts::Holders;
 use super::evidence;
 use super::slot_files::remove_file;
 use super::store::Store;
@@ -33,7 +33,7 @@ use node_wire::{
 };
 use pools::binding::plan::{BindPlan, NotBound, belongs, bind_plan, kept, late_pool, requests};
 use pools::binding::record::{Binding, Bindings, ServedGpu, Stage};
-use pools::binding::state::{Asker, Evidence, Lacking, State, binding_state};
+use pools::binding::state::{Asker, Evidence, State, binding_state};
 use pools::checkpoint;
 use pools::config::TopologyConfig;
 use pools::deliver::slot::file_name;
@@ -67,10 +67,8 @@ pub(crate) struct Binder {
     pub(super) store: Arc<Store>,
     /// Sandboxes that were unbound in the last [`BIND_TIMEOUT`].
     unbound: Arc<Mutex<Vec<(Instant, String)>>>,
-    /// What lists of the kubelet lacked.
-    pub(super) lacking: Arc<Mutex<Lacking>>,
     /// Which pods have or had HCAs for themselves.
-    pub(super) holders: Arc<Holders>,
+    pub(crate) holders: Arc<Holders>,
     /// Notified when processes of a pod end.
     pub(super) ended: Arc<Notify>,
     /// Held while the GPUs are read: one read serves all who wait for it.
@@ -84,7 +82,7 @@ pub(super) fn unavailable(why: impl std::fmt::Display) -> Failure {
     Failure::new(FailureKind::BindingsUnavailable, why.to_string())
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -104,7 +102,6 @@ impl Binder {
             triggers,
             store,
             unbound: Arc::default(),
-            lacking: Arc::default(),
             holders: Arc::default(),
             ended: Arc::default(),
             reading: tokio::sync::Mutex::default(),
@@ -124,11 +121,6 @@ impl Binder {
         known.clone().unwrap_or_default()
     }
 
-    /// Whether a process is of a pod that has or had the HCA that it uses.
-    pub(crate) fn is_of_holder(&self, context: &Context) -> bool {
-        self.holders.has(context)
-    }
-
     /// Runs what waits for a disk, one at a time.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
@@ -143,12 +135,10 @@ impl Binder {
         held: Option<Arc<Holdings>>,
         asker: Option<Asker>,
     ) -> impl FnOnce() -> Result<Evidence, Failure> + Send + 'static {
-        let (paths, store, lacking) =
-            (self.paths.clone(), self.store.clone(), self.lacking.clone());
+        let (paths, store) = (self.paths.clone(), self.store.clone());
         move || {
             let bindings = store.load().map_err(unavailable)?;
-            let lacking = lock(&lacking).clone();
-            evidence::read(&paths, bindings, held, lacking, asker).map_err(unavailable)
+            evidence::read(&paths, bindings, held, asker).map_err(unavailable)
         }
     }
 
@@ -579,4 +569,4 @@ fn served(gpus: &[ServedGpu]) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

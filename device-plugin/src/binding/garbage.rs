@@ -13,14 +13,14 @@ use node_wire::Failure;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::binder::{Binder, free, lock, placed};
+use super::binder::{Binder, free, placed};
 use super::containers::CgroupWatch;
 use super::contexts;
 use crate::node_paths::NodePaths;
 use crate::report::Report;
 use pools::binding::plan;
 use pools::binding::record::Bindings;
-use pools::binding::state::{Evidence, PROCESSES, State, binding_state, lacking, why_ended};
+use pools::binding::state::{Evidence, State, binding_state, ended};
 use pools::deliver::slot::file_name;
 use pools::gpus::Gpus;
 use pools::holdings::Holdings;
@@ -84,7 +84,7 @@ pub(crate) async fn keep_tidy(
 impl Binder {
     async fn tidy(&self, held: Option<Arc<Holdings>>) -> Result<(), Failure> {
         let read = self.evidence(held, None);
-        let (store, paths, known) = (self.store.clone(), self.paths.clone(), self.lacking.clone());
+        let (store, paths) = (self.store.clone(), self.paths.clone());
         let (report, gpus) = (self.report(), self.known_gpus());
         let (hcas, holders) = (report.exclusive_hcas(), self.holders.clone());
         let round = move || -> Result<_, Failure> {
@@ -101,21 +101,15 @@ impl Binder {
             if let Err(error) = removed {
                 tracing::warn!(error, "cannot remove CDI files that no binding has");
             }
-            let mut ended = BTreeMap::new();
-            for (hca, one) in &evidence.bindings.all {
-                match binding_state(one, &evidence) {
-                    State::Over(why) => free(&store, &paths, one, why)?,
-                    State::InUse(PROCESSES) => drop(ended.insert(hca.clone(), PROCESSES)),
-                    State::InUse(_) | State::Unknown(_) => {
-                        ended.extend(why_ended(one, &evidence).map(|why| (hca.clone(), why)));
-                    }
+            for one in evidence.bindings.all.values() {
+                if let State::Over(why) = binding_state(one, &evidence) {
+                    free(&store, &paths, one, why)?;
                 }
             }
-            *lock(&known) = lacking(&evidence);
             let free_aligned = gpus.map(|gpus| free_aligned(&report, &gpus, &paths, &evidence));
             let used = contexts::read(&paths.host, &hcas);
             let used = used.map(|used| holders.note(used, &evidence));
-            Ok((ended, used, free_aligned.unwrap_or_default()))
+            Ok((ended(&evidence), used, free_aligned.unwrap_or_default()))
         };
         let (ended, used, free_aligned) = self.blocking(round).await??;
         let in_use = match used {

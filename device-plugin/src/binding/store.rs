@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use attachment::journal::Lock;
 use hca::HcaId;
-use pools::binding::record::{Binding, Bindings, Since, VERSION};
+use pools::binding::record::{Binding, Bindings, Ended, Since, VERSION};
 use tokio::sync::watch;
 
 /// The directory below that of the node's sockets.
@@ -213,7 +213,10 @@ impl Store {
         let text = serde_json::to_string(binding).unwrap_or_default();
         let written = node::file::replace_in_boot(&path, text);
         written.map_err(|error| format!("bind {}: {error}", binding.hca))?;
-        self.change(|all| drop(all.all.insert(binding.hca.clone(), binding.clone())));
+        self.change(|all| {
+            all.ended.remove(&binding.hca);
+            all.all.insert(binding.hca.clone(), binding.clone());
+        });
         Ok(())
     }
 
@@ -236,13 +239,14 @@ impl Store {
     /// Takes note of bindings whose pods have ended, and of HCAs that processes of ended pods use.
     pub(crate) fn note(
         &self,
-        ended: BTreeMap<HcaId, &'static str>,
+        ended: BTreeMap<HcaId, Ended>,
         in_use: Option<BTreeMap<HcaId, String>>,
         free_aligned: BTreeMap<String, usize>,
     ) {
         let _writer = self.writer();
         self.change(|all| {
             all.ended = ended;
+            all.ended.retain(|hca, _| all.all.contains_key(hca));
             all.free_aligned = free_aligned;
             all.in_use = in_use.unwrap_or(std::mem::take(&mut all.in_use));
         });

@@ -36,7 +36,6 @@ use crate::events::{Trigger, Triggers};
 use crate::files::Files;
 use crate::last_good::{REJECTED, Start};
 use crate::links::Links;
-use crate::node_socket::NodeSocket;
 use crate::node_socket::pods::Pods;
 use crate::reader::{Reader, Readers};
 use crate::reclaim::Counts;
@@ -110,35 +109,13 @@ enum Due {
     Rescan,
 }
 
-/// What other tasks do for the loop.
-pub(super) struct Helpers {
-    /// How the node's socket is doing.
-    pub(super) node_socket: NodeSocket,
+/// What the loop asks of others and says to them.
+pub(super) struct Outputs {
+    pub(super) report: watch::Sender<Arc<Report>>,
     /// Asks the kubelet who holds what.
     pub(super) pods: Arc<Pods>,
     /// What may be late.
     pub(super) readers: Readers,
-}
-
-/// What a turn of the loop reads and writes that may hang.
-struct LoopReaders {
-    all: Readers,
-    /// The reads that were logged as late.
-    logged: Vec<Late>,
-    configuration: Reader,
-    links: Reader,
-}
-
-impl LoopReaders {
-    fn new(all: Readers) -> Self {
-        let file = |thread, what: &str| all.reader(thread, what, FILE_TIMEOUT);
-        Self {
-            configuration: file("configuration", "the configuration"),
-            links: file("links", "linkUp"),
-            logged: Vec::new(),
-            all,
-        }
-    }
 }
 
 /// The configuration file.
@@ -147,6 +124,7 @@ struct ConfigFile {
     state: ConfigurationStatus,
     /// The file that was read last.
     read: Option<FileId>,
+    reader: Reader,
     watch: Watch,
     /// The text to keep as the last good one, if it is one.
     keep: Option<String>,
@@ -179,7 +157,6 @@ impl Scans {
 /// The state of the daemon.
 pub(super) struct Daemon {
     settings: Settings,
-    started: Instant,
     config: Config,
     config_file: ConfigFile,
     scans: Scans,
@@ -193,21 +170,22 @@ pub(super) struct Daemon {
     watched: watch::Sender<BTreeSet<u32>>,
     node_watch: Watch,
     links: Links,
+    links_reader: Reader,
     /// Files for other programs and the next daemon.
     files: Files,
     /// Device information of units that were allocated a moment ago, by the names of files.
     allocated: BTreeMap<String, (String, Instant)>,
-    helpers: Helpers,
+    outputs: Outputs,
     inputs: Inputs,
     /// When the loop turns at the latest.
     pulse: Instant,
     /// When the host is scanned without an event.
     rescan: Option<Instant>,
-    readers: LoopReaders,
+    /// The reads that were logged as late.
+    logged: Vec<Late>,
     /// When the loop turned last.
     turned: watch::Sender<Instant>,
     said: Said,
-    report: watch::Sender<Arc<Report>>,
 }
 
 impl Daemon {
@@ -216,41 +194,29 @@ impl Daemon {
         start: Start,
         mut sessions: Sessions,
         watched: watch::Sender<BTreeSet<u32>>,
-        (inputs, helpers): (Inputs, Helpers),
+        (inputs, outputs): (Inputs, Outputs),
         files: Files,
         memory: Memory,
     ) -> Self {
-        let readers = helpers.readers.clone();
         let started = Instant::now();
-        let Start {
-            config,
-            keep,
-            error,
-        } = start;
-        if let Some(error) = &error {
+        if let Some(error) = &start.error {
             tracing::error!(error, "{REJECTED}");
         }
-        let state = ConfigurationStatus {
-            file: settings.config_file.clone(),
-            format: config.format.to_string(),
-            generation: 1,
-            error,
-        };
+        let reader = |thread, what: &str| outputs.readers.reader(thread, what, FILE_TIMEOUT);
         let config_file = ConfigFile {
-            state: state.clone(),
+            state: start.status(&settings.config_file),
             read: FileId::of(&settings.config_file),
+            reader: reader("configuration", "the configuration"),
             watch: Watch::default(),
-            keep,
+            keep: start.keep,
         };
-        sessions.follow(&config);
+        sessions.follow(&start.config);
         let allocated = inputs.held.borrow().clone();
-        let node_socket = helpers.node_socket.clone();
-        let report = Report::new(started, state, node_socket, readers.clone());
         let daemon = Self {
-            readers: LoopReaders::new(readers),
+            links_reader: reader("links", "linkUp"),
+            logged: Vec::new(),
             settings,
-            started,
-            config,
+            config: start.config,
             config_file,
             scans: Scans::new(started),
             host: None,
@@ -266,20 +232,19 @@ impl Daemon {
             links: Links::default(),
             files,
             allocated: BTreeMap::new(),
-            helpers,
+            outputs,
             inputs,
             pulse: started,
             rescan: None,
             turned: watch::Sender::new(started),
             said: Said::default(),
-            report: watch::Sender::new(Arc::new(report)),
         };
         daemon.log_configuration();
         daemon
     }
 
     pub(super) fn report(&self) -> watch::Receiver<Arc<Report>> {
-        self.report.subscribe()
+        self.outputs.report.subscribe()
     }
 
     /// When the loop turned last.
@@ -434,8 +399,8 @@ impl Daemon {
             .map(|one| (one.reason.level(), one.to_string()));
         let said = said.chain(remarks.iter().map(|one| (Level::WARN, one.clone())));
         self.said.say(said.collect());
-        self.report.send_replace(Arc::new(Report {
-            started: self.started,
+        let before = self.outputs.report.borrow().clone();
+        self.outputs.report.send_replace(Arc::new(Report {
             config: self.config_file.state.clone(),
             scans: self.scans.counts.clone(),
             netns_mode: host.and_then(|host| host.inventory.netns_mode),
@@ -446,10 +411,9 @@ impl Daemon {
             transitions: self.history.transitions.clone(),
             allocated: self.world.allocated.clone(),
             reclaim: self.inputs.found.borrow().clone(),
-            node_socket: self.helpers.node_socket.clone(),
-            readers: self.readers.all.clone(),
             topology: self.config.topology.clone(),
             bindings: self.world.bindings.clone(),
+            ..Report::clone(&before)
         }));
     }
 }

@@ -4,11 +4,11 @@ use super::*;
 use crate::node_socket::pods::{Caller, pods};
 
 /// A binder of a node whose kubelet does not answer: what would call it is not run.
-fn binder(paths: &Arc<NodePaths>) -> (Binder, Caller) {
+pub(crate) fn binder(paths: &Arc<NodePaths>) -> (Binder, Caller) {
     let readers = Readers::default();
     let (pods, caller) = pods(&readers, paths, "n1".into(), Arc::default());
     let (socket, _) = NodeSocket::new("node.sock".into());
-    let report = Report::new(Instant::now(), Default::default(), socket, readers.clone());
+    let report = Report::new(Default::default(), socket, readers.clone());
     let binder = Binder::new(
         &readers,
         paths.clone(),

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::binding::record::{Bindings, Stage};
+use crate::binding::state::Attached;
 use crate::binding::state::Processes;
-use crate::binding::state::{Attached, Lacking};
 use crate::config::{PoolConfig, ResourceName, Sharing};
 use crate::example::named;
 use crate::holdings::{AskedAt, Holdings};
@@ -80,7 +80,6 @@ impl Node {
             attached: Attached::default(),
             held: Some(Arc::new(Holdings::listed(held.collect(), asked))),
             allocated: BTreeMap::new(),
-            lacking: Lacking::new(),
             processes: processes.collect(),
             asker,
             cgroup: None,
