@@ -3,7 +3,7 @@
 //! ```text
 //! tasks, all on one thread                      ─ channel ─▶ who reads it
 //! listen ×3: links, devices, RDMA; file watches ─ triggers ▶ loop
-//! pods::Caller: asks the kubelet and its files  ─ holdings ▶ loop, binder, garbage, start of containers
+//! pods::Pods: asks the kubelet and its files    ─ holdings ▶ loop, binder, garbage, start of containers
 //! binder (no task): bind, commit, start, unbind ─ bindings ▶ loop, garbage
 //! garbage::keep_tidy, reclaim::keep_reclaiming  ─ found ───▶ loop
 //! node_socket: questions of the CNI, rdmactl    ─ removed ─▶ loop
@@ -39,7 +39,8 @@ use crate::files::Files;
 use crate::kubelet::directory;
 use crate::kubelet::service::Helpers;
 use crate::last_good::Kept;
-use crate::node_socket::{self, NodeSocket, pods};
+use crate::node_socket::pods::Pods;
+use crate::node_socket::{self, NodeSocket};
 use crate::reader::{Reader, Readers};
 use crate::reclaim;
 use crate::report::Report;
@@ -101,10 +102,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let policy = node_files.run(move || known.policy());
     let node = paths.node.node.as_deref();
     let node = policy.await.unwrap_or_default().node_name(node);
-    let allocated = Arc::default();
-    let (pods, caller) = pods::pods(&readers, &paths, node, Arc::clone(&allocated));
-    let pods = Arc::new(pods);
-    services.spawn(caller.run(stop.clone()));
+    let pods = Arc::new(Pods::new(&readers, &paths, node));
+    services.spawn(pods.clone().run(stop.clone()));
     // What is not known in time is not offered yet.
     let _ = pods.holdings_of_now(FIRST_HOLDINGS_TIMEOUT).await;
     let known = pods.holdings();
@@ -144,7 +143,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         bindings.clone(),
     ));
     let (written, unwritten) = mpsc::channel(256);
-    let helpers = Helpers::new(&readers, &paths, written, allocated, binder.clone());
+    let helpers = Helpers::new(&readers, &paths, written, binder.clone());
     let daemon = Daemon::new(
         settings,
         start,

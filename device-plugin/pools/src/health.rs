@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use hca::{Hca, HcaId};
 
 use crate::config::{Damping, ResourceName};
+use crate::pool::Held;
 use crate::snapshot::{Snapshot, UnhealthyReason};
 
 /// How long a port may be down after a move of its netdev: a link is trained in seconds.
@@ -58,10 +59,10 @@ struct Track {
 impl Damper {
     /// Replaces what each member's ports are by what is to be reported of them. `held` has the HCAs that
     /// pods hold. Returns when to look again at the latest, because a delay ends then.
-    pub fn damp<H>(
+    pub fn damp(
         &mut self,
         pools: &mut [Snapshot],
-        held: &BTreeMap<HcaId, H>,
+        held: &Held,
         damping: &Damping,
         now: Instant,
     ) -> Option<Instant> {

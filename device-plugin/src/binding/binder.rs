@@ -61,7 +61,7 @@ const PROCESSES_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Binder {
     pub(super) paths: Arc<NodePaths>,
-    pub(super) pods: Arc<Pods>,
+    pub(crate) pods: Arc<Pods>,
     pub(super) reports: watch::Receiver<Arc<Report>>,
     triggers: Triggers,
     pub(super) store: Arc<Store>,

@@ -14,7 +14,7 @@ use kubelet_api::deviceplugin::{
     Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse,
 };
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -25,7 +25,7 @@ use crate::binding::binder::Binder;
 use crate::binding::contexts;
 use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
-use pools::allocate::{self, Refused};
+use pools::allocate;
 use pools::config::{Delivery, PoolConfig, ResourceName, Sharing};
 use pools::deliver::device_info;
 use pools::snapshot::Snapshot;
@@ -64,8 +64,6 @@ pub(crate) struct Helpers {
     pub checkpoint: CheckpointReader,
     /// Device information to be written.
     pub files: mpsc::Sender<device_info::Files>,
-    /// Notified when an Allocate was answered with devices.
-    pub allocated: Arc<Notify>,
     pub binder: Arc<Binder>,
 }
 
@@ -74,7 +72,6 @@ impl Helpers {
         readers: &Readers,
         paths: &NodePaths,
         files: mpsc::Sender<device_info::Files>,
-        allocated: Arc<Notify>,
         binder: Arc<Binder>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -82,7 +79,6 @@ impl Helpers {
             hcas: readers.reader("hcas", "the read of a container's HCAs", READ_TIMEOUT),
             checkpoint: CheckpointReader::new(readers, &paths.device_plugin_dir),
             files,
-            allocated,
             binder,
         })
     }
@@ -173,13 +169,10 @@ impl Plugin {
         let containers = request.container_requests.iter();
         let container_responses: Vec<_> = containers
             .map(|container| allocate::allocate(&snapshot, &container.devices_ids))
-            .collect::<Result<_, Refused>>()
-            .map_err(|refused| {
-                tracing::warn!(resource = %self.resource, error = %refused, "allocation refused");
-                match refused {
-                    Refused::NoSuchUnit { .. } => Status::invalid_argument(refused.to_string()),
-                    Refused::Unusable { .. } => Status::failed_precondition(refused.to_string()),
-                }
+            .collect::<Result<_, String>>()
+            .map_err(|error| {
+                tracing::warn!(resource = %self.resource, error, "allocation refused");
+                Status::failed_precondition(error)
             })?;
         let containers = request.container_requests.into_iter();
         for (container, response) in containers.zip(&container_responses) {
@@ -192,7 +185,7 @@ impl Plugin {
             let promise = Promise::of(&snapshot, &ids, response);
             self.promises.note(ids, promise);
         }
-        self.helpers.allocated.notify_one();
+        self.helpers.binder.pods.allocated.notify_one();
         Ok(AllocateResponse {
             container_responses,
         })

@@ -18,7 +18,7 @@ use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclude, Format, Gate, Late, MAX_UNITS,
     NodeRule, Policy, PoolConfig, PortHealth, Sharing, TopologyConfig,
 };
-use super::problems::{Findings, Problems};
+use super::problems::Problems;
 use super::resource::ResourceName;
 use super::selector::{self, Selector};
 use super::value::MAX_TIME;
@@ -145,7 +145,7 @@ pub fn read(text: &str) -> Result<Config, Problems> {
         Some(_) => {}
     }
     let file: File = from_text(text)?;
-    let mut findings = Findings::default();
+    let mut findings = Problems::default();
     if file.rescan_interval.is_none() {
         findings.warn("rescanInterval is 0: periodic rescans are off");
     }
@@ -164,7 +164,7 @@ pub fn read(text: &str) -> Result<Config, Problems> {
 }
 
 impl Pool {
-    fn read(self, topology: &TopologyConfig, findings: &mut Findings) -> PoolConfig {
+    fn read(self, topology: &TopologyConfig, findings: &mut Problems) -> PoolConfig {
         let place = at(self.resource.referenced);
         let mut problems = Vec::new();
         if self.nodes.required.is_empty() && self.nodes.optional.is_empty() {

@@ -8,31 +8,12 @@ use node::json::Value;
 
 use super::model::{Config, Damping, Format, PoolConfig, TopologyConfig};
 
-/// Everything wrong with one configuration; never empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Everything that is wrong with one configuration, so that a person sees all of it at once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Problems {
-    problems: Vec<String>,
-    warnings: Vec<String>,
-}
-
-impl Problems {
-    /// One problem.
-    pub fn one(problem: impl ToString) -> Self {
-        Self {
-            problems: vec![problem.to_string()],
-            warnings: Vec::new(),
-        }
-    }
-
-    /// The problems, one message each.
-    pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.problems.iter().map(String::as_str)
-    }
-
+    pub(super) problems: Vec<String>,
     /// What would be warned of if there were no problem.
-    pub fn warnings(&self) -> impl Iterator<Item = &str> {
-        self.warnings.iter().map(String::as_str)
-    }
+    pub warnings: Vec<String>,
 }
 
 impl fmt::Display for Problems {
@@ -41,14 +22,20 @@ impl fmt::Display for Problems {
     }
 }
 
-/// Collects problems, so that a person sees all of them at once.
-#[derive(Debug, Default)]
-pub(super) struct Findings {
-    pub(super) problems: Vec<String>,
-    pub(super) warnings: Vec<String>,
-}
+impl Problems {
+    /// One problem.
+    pub fn one(problem: impl ToString) -> Self {
+        Self {
+            problems: vec![problem.to_string()],
+            ..Self::default()
+        }
+    }
 
-impl Findings {
+    /// The problems, one message each.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.problems.iter().map(String::as_str)
+    }
+
     pub(super) fn problem(&mut self, message: impl ToString) {
         self.problems.push(message.to_string());
     }
@@ -85,10 +72,7 @@ impl Findings {
     ) -> Result<Config, Problems> {
         self.problems.extend(name_clashes(&pools));
         if !self.problems.is_empty() {
-            return Err(Problems {
-                problems: self.problems,
-                warnings: self.warnings,
-            });
+            return Err(self);
         }
         Ok(Config {
             format,

@@ -20,7 +20,7 @@ use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Exclude, Format, Policy, PoolConfig, Sharing, TUN, VHOST_NET,
     Variables,
 };
-use super::problems::{Findings, Problems};
+use super::problems::Problems;
 use super::range::RangeSet;
 use super::resource::ResourceName;
 use super::selector::{Matcher, Selector, pkey_word};
@@ -33,10 +33,10 @@ const VHOST_NODES: [&str; 2] = [VHOST_NET, TUN];
 
 /// Reads a parsed document; `prefix` is for resources that name none.
 pub fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
-    let mut findings = Findings::default();
+    let mut findings = Problems::default();
     let decoded = json::decode(document, "", &mut findings.warnings);
     let file: File = decoded.map_err(Problems::one)?;
-    let read = |value: &Value, path: &str, findings: &mut Findings| {
+    let read = |value: &Value, path: &str, findings: &mut Problems| {
         read_pool(value, path, prefix, findings)
     };
     let pools = findings.pools("resourceList", &file.resource_list, read);
@@ -78,7 +78,7 @@ fn read_pool(
     value: &Value,
     path: &str,
     prefix: &str,
-    findings: &mut Findings,
+    findings: &mut Problems,
 ) -> Option<PoolConfig> {
     let decoded = json::decode(value, path, &mut findings.warnings);
     let entry: Entry = findings.keep(decoded)?;
@@ -134,7 +134,7 @@ fn read_pool(
     })
 }
 
-fn device_type(word: &str, path: &str, findings: &mut Findings) -> Option<DeviceType> {
+fn device_type(word: &str, path: &str, findings: &mut Problems) -> Option<DeviceType> {
     match word {
         "" | "netDevice" => Some(DeviceType::Net),
         "auxNetDevice" => Some(DeviceType::AuxNet),
@@ -171,7 +171,7 @@ struct Criteria {
 fn read_selectors(
     value: Option<&Value>,
     path: &str,
-    findings: &mut Findings,
+    findings: &mut Problems,
 ) -> Option<Vec<Criteria>> {
     let path = format!("{path}.selectors");
     let Some(value) = value else {
@@ -191,14 +191,14 @@ fn read_selectors(
     list.iter().enumerate().map(read).collect()
 }
 
-fn read_criteria(value: &Value, path: &str, findings: &mut Findings) -> Option<Criteria> {
+fn read_criteria(value: &Value, path: &str, findings: &mut Problems) -> Option<Criteria> {
     let decoded = json::decode(value, path, &mut findings.warnings);
     findings.keep(decoded)
 }
 
 impl Criteria {
     /// Refuses what is not served here.
-    fn check(&self, device_type: DeviceType, path: &str, findings: &mut Findings) {
+    fn check(&self, device_type: DeviceType, path: &str, findings: &mut Problems) {
         if !self.vdpa_type.is_empty() {
             findings.problem(format!(
                 "{path}: vdpaType {:?} is not served here, and vDPA devices have no RDMA; keep them \
@@ -245,7 +245,7 @@ impl Criteria {
         }
     }
 
-    fn selector(&self, device_type: DeviceType, path: &str, findings: &mut Findings) -> Selector {
+    fn selector(&self, device_type: DeviceType, path: &str, findings: &mut Problems) -> Selector {
         let exact = |words: &[String]| words.iter().map(Matcher::exact).collect();
         // What that plugin ignores for auxiliary devices is ignored here.
         let of_net = |words: Vec<Matcher>| match device_type {
@@ -276,7 +276,7 @@ impl Criteria {
 }
 
 /// `ens1f0`, `ens1f0#0-3,7`. Of several entries that name one PF only the first counts there.
-fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Matcher> {
+fn owners(words: &[String], path: &str, findings: &mut Problems) -> Vec<Matcher> {
     let mut named = BTreeSet::new();
     let mut owners = Vec::new();
     for word in words {
@@ -294,7 +294,7 @@ fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Matcher>
 /// The function numbers behind `#`, as that plugin reads them: a part that is not a number ends the
 /// list, a space makes a part no number, a range that runs backwards is empty, and a second `#`
 /// spoils the whole entry. It says none of this; here each is warned of.
-fn indexes(word: &str, parts: &str, path: &str, findings: &mut Findings) -> RangeSet {
+fn indexes(word: &str, parts: &str, path: &str, findings: &mut Problems) -> RangeSet {
     let mut set = RangeSet::default();
     if parts.contains('#') {
         findings.warn(format!(
@@ -336,7 +336,7 @@ fn pkeys(
     words: &[String],
     device_type: DeviceType,
     path: &str,
-    findings: &mut Findings,
+    findings: &mut Problems,
 ) -> Vec<Matcher> {
     let mut read = |word: &String| {
         let digits = word.strip_prefix("0x").unwrap_or(word);

@@ -97,8 +97,8 @@ impl Scene {
         let (plugins, watching) =
             directory::watched(directory.path().into(), &readers, stop.clone());
         let paths = Arc::new(NodePaths::all_in(directory.path()));
-        let (binder, files) = (Arc::new(binder(&paths).0), mpsc::channel(1).0);
-        let helpers = Helpers::new(&readers, &paths, files, Arc::default(), binder);
+        let (binder, files) = (Arc::new(binder(&paths)), mpsc::channel(1).0);
+        let helpers = Helpers::new(&readers, &paths, files, binder);
         let socket = SocketName::new(&resource, "one");
         let plugin = Plugin::new(resource, true, feed.subscribe(), helpers);
         let session = Session {
