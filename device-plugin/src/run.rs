@@ -20,7 +20,7 @@
 mod daemon;
 mod settings;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -155,9 +155,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 held: known.clone(),
                 found,
                 allocated: unwritten,
-                files: BTreeMap::new(),
                 removed,
-                named: None,
                 bindings: bindings.subscribe(),
             },
             Outputs {

@@ -155,7 +155,7 @@ impl Binder {
         let bound = self.bind_pod(&pod, Some(sandbox), &needed, &units, asked);
         bound.await.map_err(|refused| {
             // What was refused may be mended by now: the runtime tries again soon.
-            self.triggers.send(Trigger::Binding);
+            self.triggers.send(Trigger::World);
             refused.failure
         })
     }

@@ -23,7 +23,7 @@ use super::model::{
 use super::problems::Problems;
 use super::range::RangeSet;
 use super::resource::ResourceName;
-use super::selector::{Matcher, Selector, pkey_word};
+use super::selector::{Asked, Matcher, Selector, pkey_word};
 
 /// Prefix of a resource that names none.
 pub const DEFAULT_PREFIX: &str = "intel.com";
@@ -285,7 +285,10 @@ fn owners(words: &[String], path: &str, findings: &mut Problems) -> Vec<Matcher>
             Some((name, parts)) => (name, Some(indexes(word, parts, path, findings))),
         };
         if named.insert(name.to_ascii_lowercase()) {
-            owners.push(Matcher::Owner(Pattern::Folded(name.into()), indexes));
+            let numbers = indexes.as_ref().map(|set| format!("#{set}"));
+            let text = format!("{name}{}", numbers.unwrap_or_default());
+            let asked = Asked::Owner(Pattern::Folded(name.into()), indexes);
+            owners.push(Matcher::new(text, asked));
         }
     }
     owners

@@ -30,7 +30,7 @@ impl Daemon {
         };
         tokio::time::sleep(settle).await;
         // The one that asks for most.
-        let weight = |reason: Trigger| (reason == Trigger::Configuration, reason.is_of_host());
+        let weight = |reason: Trigger| (reason == Trigger::Configuration, reason != Trigger::World);
         let mut reason = first;
         while let Ok(another) = self.inputs.heard.try_recv() {
             if weight(another) > weight(reason) {
@@ -71,13 +71,14 @@ impl Daemon {
             self.scans.current = None;
             self.scans.counts.late = None;
             self.want(reason);
-            return self.note_late_reads();
+        } else {
+            let late = scan.look();
+            let was_late = std::mem::replace(&mut self.scans.counts.late, late).is_some();
+            if was_late || self.scans.counts.late.is_none() {
+                return;
+            }
+            self.publish();
         }
-        let Some(late) = scan.call_late() else {
-            return;
-        };
-        self.scans.counts.late = Some(late);
-        self.publish();
         self.note_late_reads();
     }
 
@@ -95,10 +96,8 @@ impl Daemon {
             tracing::info!(took = ?over.started.elapsed(), "{} was late and has ended", over.what);
         }
         self.logged = late;
-        match &self.scans.current {
-            Some(scan) if scan.is_late() && scan.hangs_at_an_object() => self.look_at_scan(),
-            None if self.scans.hung != self.outputs.readers.hung() => self.want(Trigger::Timer),
-            _ => {}
+        if self.scans.current.is_none() && self.scans.hung != self.outputs.readers.hung() {
+            self.want(Trigger::Timer);
         }
     }
 
