@@ -305,7 +305,7 @@ fn take_away(path: &Path) -> io::Result<&'static str> {
 /// Why the bindings of slots stay. A pod without a network attachment has its HCAs by nothing else, and
 /// the next daemon frees them when the pod is gone.
 fn bindings_to_keep(places: &Places) -> Option<&'static str> {
-    let held = match bindings::BindingDirectory::at(&places.run).read() {
+    let held = match bindings::read(&places.run) {
         Ok(found) => {
             let is_running = |one: &Binding| {
                 use Stage::{Detached, Started};
@@ -433,8 +433,7 @@ mod tests {
         let store = bindings::Store::at(&node.path("run"));
         store.put(&binding, None).unwrap();
         node.remove();
-        let files = bindings::BindingDirectory::at(&node.path("run"));
-        assert!(files.read().unwrap().has(&hca));
+        assert!(bindings::read(&node.path("run")).unwrap().has(&hca));
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub fn plan(
     let mut due = history
         .damper
         .damp(&mut pools.snapshots, &held, &config.damping, now);
-    let asked = world.allocated.as_ref().map(|held| held.asked().at);
+    let asked = world.allocated.as_ref().map(|held| held.asked());
     let bindings_read = !world.bindings_unread;
     if history
         .offers

@@ -26,7 +26,7 @@ use crate::kubelet::checkpoint::CheckpointReader;
 use crate::node_paths::NodePaths;
 use crate::reader::Readers;
 use pools::checkpoint::Checkpoint;
-use pools::holdings::{AskedAt, Holdings};
+use pools::holdings::Holdings;
 
 /// How long the kubelet may take to list its pods, and a question waits for that: less than its client
 /// waits for us, so that the client learns who was late.
@@ -252,7 +252,7 @@ impl Pods {
 
     /// `read` is the checkpoint as it was read last.
     async fn ask(&self, kubelet: &mut client::Lister, read: &mut Option<Checkpoint>) -> Answer {
-        let asked = AskedAt::now();
+        let asked = Instant::now();
         let before = self.checkpoint.file_id().await;
         let pods = match timeout(LIST_TIMEOUT, kubelet.pods()).await {
             Ok(pods) => pods,
@@ -273,7 +273,7 @@ impl Pods {
             )),
         });
         Answer {
-            asked: asked.at,
+            asked,
             view: pods.map(|pods| Arc::new(View { pods, owners })),
             file: after.filter(|_| after == before),
             holdings: holdings.map(Arc::new),

@@ -149,7 +149,7 @@ fn has_slot(asker: &Asker, one: &Binding) -> bool {
 /// The kubelet's list, if it was asked after a binding was made.
 fn listed<'w>(one: &Binding, evidence: &'w Evidence) -> Option<&'w Holdings> {
     let held = evidence.held.as_deref();
-    held.filter(|held| one.since.0.is_none_or(|since| held.asked().at > since))
+    held.filter(|held| one.since.0.is_none_or(|since| held.asked() > since))
 }
 
 /// Why the pod of a binding does not have its slot any more, by one list of the kubelet.
@@ -183,7 +183,7 @@ fn is_confirmed(one: &Binding, evidence: &Evidence) -> bool {
     let first = first.and_then(|ended| ended.since.0.filter(|first| Some(*first) > one.since.0));
     let held = evidence.held.as_ref();
     held.zip(first)
-        .is_some_and(|(held, first)| held.asked().at >= first + LIST_INTERVAL)
+        .is_some_and(|(held, first)| held.asked() >= first + LIST_INTERVAL)
 }
 
 /// A holder out of the kubelet's checkpoint has a UID for its name, and no namespace.
@@ -197,7 +197,7 @@ fn is_of(one: &Binding, holder: &Holder) -> bool {
 
 /// Bindings that the kubelet's list lacks now, for [`Bindings::ended`].
 pub fn ended(evidence: &Evidence) -> BTreeMap<HcaId, Ended> {
-    let asked = evidence.held.as_ref().map(|held| held.asked().at);
+    let asked = evidence.held.as_ref().map(|held| held.asked());
     let ended = evidence.bindings.all.iter().filter_map(|(hca, one)| {
         let why = match binding_state(one, evidence) {
             State::InUse(PROCESSES) => PROCESSES,

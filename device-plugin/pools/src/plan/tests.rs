@@ -8,7 +8,6 @@ use super::*;
 use crate::config::{self, NodeClass};
 use crate::example::scan;
 use crate::history;
-use crate::holdings::AskedAt;
 use crate::snapshot::{Health, UnhealthyReason};
 use node_wire::status::UnitCounts;
 
@@ -140,11 +139,7 @@ fn held_at(at: Instant, resource: &str, ids: &[&str]) -> Option<Arc<Holdings>> {
         resource: resource.into(),
         ids: ids.iter().map(ToString::to_string).collect(),
     };
-    let asked = AskedAt {
-        at,
-        ..AskedAt::now()
-    };
-    Some(Arc::new(Holdings::listed(vec![held], asked)))
+    Some(Arc::new(Holdings::listed(vec![held], at)))
 }
 
 fn config(words: &str) -> Config {

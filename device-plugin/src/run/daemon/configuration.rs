@@ -77,7 +77,7 @@ impl Daemon {
     pub(super) fn take_newest_allocated(&mut self) {
         let polled = self.inputs.held.borrow().clone();
         let known = [polled, self.world.allocated.take()].into_iter().flatten();
-        self.world.allocated = known.max_by_key(|allocated| allocated.asked().at);
+        self.world.allocated = known.max_by_key(|allocated| allocated.asked());
     }
 
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link

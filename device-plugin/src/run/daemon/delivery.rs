@@ -171,7 +171,7 @@ impl Daemon {
                 (resource, units)
             });
             let held: Vec<_> = held.collect();
-            let asked = allocated.asked().time;
+            let asked = SystemTime::now() - allocated.asked().elapsed();
             stale = Some(Arc::new(move |name: &str, meta: &Metadata| {
                 is_older(meta, asked) && device_info::is_unallocated(name, &held)
             }) as IsStale);

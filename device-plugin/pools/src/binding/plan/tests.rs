@@ -10,7 +10,7 @@ use crate::binding::state::Attached;
 use crate::binding::state::Processes;
 use crate::config::{PoolConfig, ResourceName, Sharing};
 use crate::example::named;
-use crate::holdings::{AskedAt, Holdings};
+use crate::holdings::Holdings;
 use crate::snapshot::{Health, UnhealthyReason};
 
 /// A node with eight HCAs, and pods of which each has some slots and GPUs.
@@ -71,14 +71,10 @@ impl Node {
             (hca.clone(), processes)
         });
         let now = Instant::now() + Duration::from_secs(120);
-        let asked = AskedAt {
-            at: now,
-            ..AskedAt::now()
-        };
         Evidence {
             bindings: Arc::new(self.bindings.clone()),
             attached: Attached::default(),
-            held: Some(Arc::new(Holdings::listed(held.collect(), asked))),
+            held: Some(Arc::new(Holdings::listed(held.collect(), now))),
             allocated: BTreeMap::new(),
             processes: processes.collect(),
             asker,

@@ -3,7 +3,6 @@ use kubelet_api::client::Held;
 use super::*;
 use crate::binding::record::Since;
 use crate::checkpoint::Owners;
-use crate::holdings::AskedAt;
 
 const SLOT: &str = "slot_3e71787e_0";
 
@@ -39,11 +38,7 @@ fn list(holder: Option<(&str, &str)>, at: Instant) -> Holdings {
         resource: "rdma/nic".into(),
         ids: vec![SLOT.into()],
     });
-    let asked = AskedAt {
-        at,
-        ..AskedAt::now()
-    };
-    Holdings::listed(held.into_iter().collect(), asked)
+    Holdings::listed(held.into_iter().collect(), at)
 }
 
 /// A minute after the binding, by a list of that time.
