@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
 /// How long the read of one attribute may take before its object hangs.
-pub(crate) const ATTRIBUTE_TIMEOUT: Duration = Duration::from_secs(4);
+const ATTRIBUTE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A read under way.
 #[derive(Debug)]

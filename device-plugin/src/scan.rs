@@ -7,7 +7,7 @@ use hca::Host;
 use tokio::sync::oneshot;
 
 use crate::events::Trigger;
-use crate::reader::{ATTRIBUTE_TIMEOUT, Reader, Readers};
+use crate::reader::{Reader, Readers};
 use hca::Late;
 use pools::config::Gate;
 use pools::host_snapshot::{HostSnapshot, SCAN};
@@ -45,7 +45,7 @@ impl Scan {
     ) -> Option<Self> {
         let reader: Reader = readers.reader("scan", SCAN, SCAN_TIMEOUT);
         let limit = match readers.hung().is_empty() {
-            true => ATTRIBUTE_TIMEOUT,
+            true => SCAN_TIMEOUT,
             false => NEXT_ATTRIBUTE_TIMEOUT,
         };
         let outcome = reader.begin(move || {

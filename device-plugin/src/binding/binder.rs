@@ -41,8 +41,8 @@ use pools::gpus::{self, Gpus, PodGpus};
 use pools::holdings::Holdings;
 use pools::nccl;
 use pools::rails::by_policy;
-use tokio::sync::{Notify, watch};
-use tokio::time::{timeout, timeout_at};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout_at};
 
 /// How long an answer waits for the GPUs, whose drivers are asked.
 const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -54,8 +54,8 @@ const KUBELET_TIMEOUT: Duration = Duration::from_secs(1);
 const SCAN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the start of a container waits for the end of processes: the kubelet gives it 30 s.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often it looks, beside the kernel's word.
-const PROCESSES_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it looks whether they have.
+const PROCESSES_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Answers questions about bindings.
 #[derive(Debug)]
@@ -69,8 +69,6 @@ pub(crate) struct Binder {
     unbound: Arc<Mutex<Vec<(Instant, String)>>>,
     /// Which pods have or had HCAs for themselves.
     pub(crate) holders: Arc<Holders>,
-    /// Notified when processes of a pod end.
-    pub(super) ended: Arc<Notify>,
     /// Held while the GPUs are read: one read serves all who wait for it.
     reading: tokio::sync::Mutex<()>,
     /// The transactions.
@@ -103,7 +101,6 @@ impl Binder {
             store,
             unbound: Arc::default(),
             holders: Arc::default(),
-            ended: Arc::default(),
             reading: tokio::sync::Mutex::default(),
             files: readers.reader("binder", "the work on bindings", FILES_TIMEOUT),
             gpus: readers.reader("gpus", "the read of the GPUs", GPUS_TIMEOUT),
@@ -406,7 +403,6 @@ impl Binder {
             ));
         }
         while !unbound.is_empty() {
-            let ended = self.ended.notified();
             let units = self.pods.units(&pod).await?;
             let bound = self.bind_pod(&pod, None, &unbound, &units, Instant::now());
             match bound.await {
@@ -417,7 +413,7 @@ impl Binder {
                     break;
                 }
                 Err(refused) if refused.is_ending && started.elapsed() < START_TIMEOUT => {
-                    let _ = timeout(PROCESSES_INTERVAL, ended).await;
+                    sleep(PROCESSES_INTERVAL).await;
                 }
                 Err(refused) => return Err(refused.failure),
             }

@@ -14,7 +14,6 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::binder::{Binder, free, placed};
-use super::containers::CgroupWatch;
 use super::contexts;
 use crate::node_paths::NodePaths;
 use crate::report::Report;
@@ -29,55 +28,35 @@ use pools::holdings::Holdings;
 const INTERVAL: Duration = Duration::from_secs(15);
 /// The same while bindings or the kubelet's word are not known.
 const START_INTERVAL: Duration = Duration::from_secs(1);
-/// How long events are gathered.
-const GATHER_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the kubelet may take to say who has an HCA that a process uses.
 const KUBELET_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Rounds until `stop`: at each list of the kubelet that has news, when processes of a pod end, and
-/// every [`INTERVAL`]. `held` has the kubelet's newest list, also where it is no news.
+/// Rounds until `stop`: at each list of the kubelet that has news, and every [`INTERVAL`]. `held` has the
+/// kubelet's newest list, also where it is no news.
 pub(crate) async fn keep_tidy(
     binder: Arc<Binder>,
     mut held: watch::Receiver<Option<Arc<Holdings>>>,
     stop: CancellationToken,
 ) {
-    let mut watch = CgroupWatch::default();
-    let mut bindings = binder.store.subscribe();
     let mut logged = None;
     loop {
         let newest = held.borrow_and_update().clone();
-        let failed = binder
-            .tidy(newest)
-            .await
-            .err()
-            .map(|failure| failure.message);
+        let is_known = newest.is_some();
+        let failed = binder.tidy(newest).await.err();
+        let failed = failed.map(|failure| failure.message);
         if let Some(error) = failed.as_ref().filter(|_| logged != failed) {
             tracing::warn!(error, "cannot find out which bindings are over");
         }
         logged = failed;
-        let interval = match logged.is_some() || held.borrow().is_none() {
-            true => START_INTERVAL,
-            false => INTERVAL,
+        let interval = match logged.is_none() && is_known {
+            true => INTERVAL,
+            false => START_INTERVAL,
         };
-        let next = tokio::time::sleep(interval);
-        tokio::pin!(next);
-        loop {
-            let all = bindings.borrow_and_update().clone().unwrap_or_default();
-            let cgroups = all.all.values().filter_map(|one| one.cgroup.as_ref());
-            let root = &binder.paths.cgroup_dir;
-            watch.follow(
-                cgroups.map(|cgroup| root.join(cgroup)).collect(),
-                &binder.ended,
-            );
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = &mut next => break,
-                Ok(()) = held.changed() => break,
-                () = binder.ended.notified() => break,
-                Ok(()) = bindings.changed() => {}
-            }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
+            Ok(()) = held.changed() => {}
         }
-        tokio::time::sleep(GATHER_INTERVAL).await;
     }
 }
 

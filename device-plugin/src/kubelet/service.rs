@@ -19,7 +19,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::checkpoint::CheckpointReader;
 use super::promised::{self, Promise, Promises};
 use crate::binding::binder::Binder;
 use crate::binding::contexts;
@@ -61,7 +60,6 @@ pub(crate) struct Helpers {
     pub host: Host,
     /// Reads the HCAs of a container before it starts.
     pub hcas: Reader,
-    pub checkpoint: CheckpointReader,
     /// Device information to be written.
     pub files: mpsc::Sender<device_info::Files>,
     pub binder: Arc<Binder>,
@@ -77,7 +75,6 @@ impl Helpers {
         Arc::new(Self {
             host: paths.host.clone(),
             hcas: readers.reader("hcas", "the read of a container's HCAs", READ_TIMEOUT),
-            checkpoint: CheckpointReader::new(readers, &paths.device_plugin_dir),
             files,
             binder,
         })
@@ -202,7 +199,7 @@ impl Plugin {
                 let snapshot = self.feed.borrow().clone();
                 let named = promised::named_hcas(ids, snapshot.as_deref());
                 let (resource, units) = (self.resource.to_string(), ids.to_vec());
-                let checkpoint = &self.helpers.checkpoint;
+                let checkpoint = &self.helpers.binder.pods.checkpoint;
                 let nodes = checkpoint.allocated_nodes(resource, units).await?;
                 let are_certain = named.is_some();
                 let of_pool = || snapshot.as_deref().map(promised::hcas_of_pool);
@@ -249,7 +246,7 @@ impl Plugin {
         let (host, devices) = (helpers.host.clone(), devices.collect());
         let used = helpers.hcas.run(move || contexts::read(&host, &devices));
         let used = used.await.ok()?.filter(|used| !used.is_empty())?;
-        let checkpoint = helpers.checkpoint.read(None).await.ok()??;
+        let checkpoint = helpers.binder.pods.checkpoint.read(None).await.ok()??;
         let own = checkpoint.owners.uid(self.resource.as_str(), ids)?;
         let mut others = used.into_iter().filter(|one| one.pod != own);
         let other = others.find(|one| helpers.binder.holders.has(one))?;

@@ -58,7 +58,7 @@ type Answers = Option<Arc<Answer>>;
 #[derive(Debug)]
 pub(crate) struct Pods {
     socket: PathBuf,
-    checkpoint: CheckpointReader,
+    pub(crate) checkpoint: CheckpointReader,
     /// The node's name, which is in the names of static pods.
     node: String,
     answers: watch::Sender<Answers>,
@@ -204,10 +204,12 @@ impl Pods {
                     }
                 }
             }
-            next = tokio::time::Instant::now() + ASK_INTERVAL;
+            // Two lists at this distance confirm each other.
+            let asked = Instant::now();
+            next = tokio::time::Instant::from(asked) + ASK_INTERVAL;
             let answer = tokio::select! {
                 () = stop.cancelled() => return,
-                answer = self.ask(&mut kubelet, &mut read) => answer,
+                answer = self.ask(asked, &mut kubelet, &mut read) => answer,
             };
             let fault = match &answer.holdings {
                 Ok(holdings) => {
@@ -251,8 +253,12 @@ impl Pods {
     }
 
     /// `read` is the checkpoint as it was read last.
-    async fn ask(&self, kubelet: &mut client::Lister, read: &mut Option<Checkpoint>) -> Answer {
-        let asked = Instant::now();
+    async fn ask(
+        &self,
+        asked: Instant,
+        kubelet: &mut client::Lister,
+        read: &mut Option<Checkpoint>,
+    ) -> Answer {
         let before = self.checkpoint.file_id().await;
         let pods = match timeout(LIST_TIMEOUT, kubelet.pods()).await {
             Ok(pods) => pods,

@@ -4,9 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use hca::unit::PoolTag;
-use node::json::Value;
+use node::json::{self, Value};
+use serde::de::DeserializeOwned;
 
 use super::model::{Config, Damping, Format, PoolConfig, TopologyConfig};
+use super::resource::ResourceName;
 
 /// Everything that is wrong with one configuration, so that a person sees all of it at once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -47,6 +49,25 @@ impl Problems {
     /// Keeps a good value; notes a problem and keeps nothing of a bad one.
     pub(super) fn keep<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.problem(error)).ok()
+    }
+
+    /// An entry of a peer's file.
+    pub(super) fn decode<T: DeserializeOwned>(&mut self, value: &Value, path: &str) -> Option<T> {
+        let decoded = json::decode(value, path, &mut self.warnings);
+        self.keep(decoded)
+    }
+
+    /// The name of a resource in a peer's file, which allows letters, digits and what is in `also`.
+    pub(super) fn resource(
+        &mut self,
+        path: &str,
+        (own, usual): (&str, &str),
+        name: &str,
+        also: &str,
+    ) -> Option<ResourceName> {
+        let prefix = if own.is_empty() { usual } else { own };
+        let resource = ResourceName::of_peer(prefix, name, also);
+        self.keep(resource.map_err(|error| format!("{path}: {error}")))
     }
 
     /// Reads the resources of a list.

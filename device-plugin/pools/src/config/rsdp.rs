@@ -23,7 +23,6 @@ use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Format, MAX_POOLED_UNITS, PoolConfig, Sharing,
 };
 use super::problems::Problems;
-use super::resource::ResourceName;
 use super::selector::{Matcher, Selector};
 use super::value::MAX_TIME;
 
@@ -91,12 +90,9 @@ struct Selectors {
 }
 
 fn read_pool(value: &Value, path: &str, findings: &mut Problems) -> Option<PoolConfig> {
-    let decoded = json::decode(value, path, &mut findings.warnings);
-    let entry: Entry = findings.keep(decoded)?;
-    let prefix = Some(entry.resource_prefix.as_str()).filter(|prefix| !prefix.is_empty());
-    let resource =
-        ResourceName::of_peer(prefix.unwrap_or(DEFAULT_PREFIX), &entry.resource_name, "_");
-    let resource = findings.keep(resource.map_err(|error| format!("{path}: {error}")));
+    let entry: Entry = findings.decode(value, path)?;
+    let prefix = (entry.resource_prefix.as_str(), DEFAULT_PREFIX);
+    let resource = findings.resource(path, prefix, &entry.resource_name, "_");
     let units = units(entry.rdma_hca_max, path, findings);
     let selector = selector(entry.devices, entry.selectors, path, findings);
     let sharing = Sharing::Pooled { units: units? };

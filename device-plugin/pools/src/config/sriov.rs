@@ -22,7 +22,6 @@ use super::model::{
 };
 use super::problems::Problems;
 use super::range::RangeSet;
-use super::resource::ResourceName;
 use super::selector::{Asked, Matcher, Selector, pkey_word};
 
 /// Prefix of a resource that names none.
@@ -80,8 +79,7 @@ fn read_pool(
     prefix: &str,
     findings: &mut Problems,
 ) -> Option<PoolConfig> {
-    let decoded = json::decode(value, path, &mut findings.warnings);
-    let entry: Entry = findings.keep(decoded)?;
+    let entry: Entry = findings.decode(value, path)?;
     let leave = |why: &str| {
         format!(
             "{path}: resource {:?} is left to the SR-IOV network device plugin: {why}",
@@ -98,9 +96,8 @@ fn read_pool(
         findings.warn(leave("isRdma is not true"));
         return None;
     }
-    let own = Some(entry.resource_prefix.as_str()).filter(|own| !own.is_empty());
-    let resource = ResourceName::of_peer(own.unwrap_or(prefix), &entry.resource_name, "_-");
-    let resource = findings.keep(resource.map_err(|error| format!("{path}: {error}")));
+    let prefix = (entry.resource_prefix.as_str(), prefix);
+    let resource = findings.resource(path, prefix, &entry.resource_name, "_-");
     let device_type = device_type(&entry.device_type, path, findings);
     let (device_type, criteria) = (device_type?, criteria?);
     let alternatives: Vec<Selector> = criteria
@@ -181,19 +178,14 @@ fn read_selectors(
         return None;
     };
     let Value::Array(list) = value else {
-        return Some(vec![read_criteria(value, &path, findings)?]);
+        return Some(vec![findings.decode(value, &path)?]);
     };
     if list.is_empty() {
         findings.problem(format!("{path} is an empty list"));
         return None;
     }
-    let read = |(i, value)| read_criteria(value, &format!("{path}[{i}]"), findings);
+    let read = |(i, value)| findings.decode(value, &format!("{path}[{i}]"));
     list.iter().enumerate().map(read).collect()
-}
-
-fn read_criteria(value: &Value, path: &str, findings: &mut Problems) -> Option<Criteria> {
-    let decoded = json::decode(value, path, &mut findings.warnings);
-    findings.keep(decoded)
 }
 
 impl Criteria {
