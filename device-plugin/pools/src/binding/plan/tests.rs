@@ -101,7 +101,7 @@ impl Node {
             ..Container::default()
         };
         let request = PoolRequest {
-            late: self.snapshot.late().unwrap(),
+            strict: self.snapshot.late().unwrap().strict,
             snapshot: self.snapshot.clone(),
             containers: vec![container],
         };
