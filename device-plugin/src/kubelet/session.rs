@@ -28,7 +28,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 
-use super::directory::{Contents, Directory, SocketId};
+use super::directory::{Bound, Contents, Directory};
 use super::service::{Plugin, Service, State};
 use pools::config::ResourceName;
 
@@ -131,11 +131,7 @@ enum Next {
 
 /// A served socket.
 struct Served {
-    id: SocketId,
-    /// When it was bound.
-    at: Instant,
-    /// The kubelet that there was then.
-    kubelet: Option<SocketId>,
+    bound: Bound,
     streams: Arc<watch::Sender<usize>>,
     end: CancellationToken,
 }
@@ -156,9 +152,9 @@ impl Session {
                     continue;
                 }
             };
-            if served.kubelet != kubelet {
+            if served.bound.kubelet != kubelet {
                 // Another kubelet, which has refused nothing yet.
-                kubelet = served.kubelet;
+                kubelet = served.bound.kubelet;
                 back_off.reset();
             }
             let mut next = tokio::select! {
@@ -172,12 +168,15 @@ impl Session {
                 state.listed = false;
             });
             served.end.cancel();
-            let removed = self.directory.remove(self.socket.clone(), served.id).await;
+            let removed = self
+                .directory
+                .remove(self.socket.clone(), served.bound.id)
+                .await;
             if let Err(error) = removed {
                 let socket = self.socket.as_str();
                 tracing::warn!(socket, %error, "cannot remove our socket");
             }
-            if served.at.elapsed() > self.timing.back_off_max {
+            if served.bound.at.elapsed() > self.timing.back_off_max {
                 back_off.reset();
             }
             if next == Next::Pause {
@@ -193,8 +192,8 @@ impl Session {
 
     /// Binds our socket and starts serving it.
     async fn serve(&self) -> std::io::Result<Served> {
-        let bound = self.directory.bind(self.socket.clone()).await?;
-        let listener = UnixListener::from_std(bound.listener)?;
+        let (listener, bound) = self.directory.bind(self.socket.clone()).await?;
+        let listener = UnixListener::from_std(listener)?;
         let end = CancellationToken::new();
         let streams = Arc::new(watch::Sender::new(0));
         let service = Service {
@@ -213,9 +212,7 @@ impl Session {
         // ends is to be followed soon.
         tokio::spawn(server);
         Ok(Served {
-            id: bound.id,
-            at: bound.at,
-            kubelet: bound.kubelet,
+            bound,
             streams,
             end,
         })
@@ -227,12 +224,12 @@ impl Session {
         let mut contents = self.directory.contents();
         let next = |seen: &Option<Contents>| {
             // What was read before does not have our socket yet.
-            let seen = seen.as_ref().filter(|seen| seen.read > served.at)?;
+            let seen = seen.as_ref().filter(|seen| seen.read > served.bound.at)?;
             let own = seen.ours.get(self.socket.as_str());
-            if seen.kubelet.is_some() && seen.kubelet != served.kubelet {
+            if seen.kubelet.is_some() && seen.kubelet != served.bound.kubelet {
                 return Some(Next::Again);
             }
-            (is_bound && own != Some(&served.id)).then_some(Next::Pause)
+            (is_bound && own != Some(&served.bound.id)).then_some(Next::Pause)
         };
         let seen = contents.wait_for(|seen| next(seen).is_some()).await;
         // The directory is watched as long as the daemon runs.
@@ -241,7 +238,7 @@ impl Session {
 
     /// Registers, and waits for the end of the stream that follows.
     async fn registered(&self, served: &Served) {
-        if served.kubelet.is_none() {
+        if served.bound.kubelet.is_none() {
             return std::future::pending().await;
         }
         let (plugin, socket) = (&self.plugin, self.directory.path.join(KUBELET_SOCKET));

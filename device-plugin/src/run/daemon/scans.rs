@@ -189,7 +189,7 @@ impl Daemon {
         let snapshots = &self.plan.pools;
         let netdevs = &seen.inventory.netdevs;
         let links = &mut self.links;
-        let down = links.note(&self.config, snapshots, netdevs, &seen.uplinks);
+        let down = links.note(snapshots, netdevs, &seen.uplinks);
         if down.is_empty() {
             return;
         }
