@@ -25,7 +25,7 @@ use crate::binding::contexts;
 use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
 use pools::allocate;
-use pools::config::{Delivery, PoolConfig, ResourceName, Sharing};
+use pools::config::{PoolConfig, ResourceName};
 use pools::deliver::device_info;
 use pools::snapshot::Snapshot;
 
@@ -99,7 +99,7 @@ pub(crate) struct Plugin {
 /// Whether the kubelet has to ask before each start of a container: paths of device nodes that it keeps
 /// may be another HCA's by then, and slots are bound to HCAs. What is in a CDI file is of now.
 pub(crate) fn asks_before_start(pool: &PoolConfig) -> bool {
-    pool.delivery == Delivery::DeviceSpecs || matches!(pool.sharing, Sharing::Late(_))
+    !pool.has_file()
 }
 
 /// The gRPC service of a resource on one socket.
