@@ -270,13 +270,14 @@ fn remove_path(path: &Path, kept: Option<&str>, out: &mut impl Write) -> anyhow:
         return Ok(());
     }
     let shown = path.display();
-    match kept {
-        Some(why) => writeln!(out, "{shown}: stays: {why}")?,
-        None => {
-            let what = take_away(path).with_context(|| format!("remove {shown}"))?;
-            writeln!(out, "{shown}: {what}")?;
-        }
-    }
+    let what = match kept {
+        Some(why) => format!("stays: {why}"),
+        None => take_away(path)
+            .with_context(|| format!("remove {shown}"))?
+            .to_owned(),
+    };
+    // The rest goes also where nobody reads this any more.
+    let _ = writeln!(out, "{shown}: {what}");
     Ok(())
 }
 

@@ -219,9 +219,9 @@ impl Holdings {
         self.asked
     }
 
-    /// Whether the same pods hold the same units.
+    /// Whether the same pods hold the same units, and the same of them are listed.
     pub fn says_the_same(&self, other: &Self) -> bool {
-        self.held().eq(other.held())
+        self.units == other.units
     }
 
     /// HCAs that units in pods' hands name, whichever resource and device plugin they are of: the

@@ -314,7 +314,6 @@ impl Daemon {
             self.look_at_scan();
         }
         // What is taken here is set anew by what follows.
-        let mut is_plan_due = is_due(&mut self.plan.due);
         if is_due(&mut self.plan.scan_due) {
             return Some(Trigger::Timer);
         }
@@ -322,6 +321,7 @@ impl Daemon {
             self.rescan = after(self.config.rescan);
             return Some(Trigger::Timer);
         }
+        let mut is_plan_due = is_due(&mut self.plan.due);
         if self.pulse <= now {
             self.pulse = now + PULSE_INTERVAL;
             self.note_late_reads();
