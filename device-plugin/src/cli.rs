@@ -177,37 +177,13 @@ pub fn main() -> ExitCode {
         Some(Command::Pages { directory }) => node_server::pages::write(command(), &directory)
             .with_context(|| format!("write pages to {}", directory.display())),
     };
-    ended(done, &mut out)
-}
-
-/// The exit status, and the error for people.
-fn ended(done: anyhow::Result<()>, out: &mut impl Write) -> ExitCode {
     match done.and_then(|()| Ok(out.flush()?)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "rdma-device-plugin: {}", chain(&error));
+            let _ = writeln!(std::io::stderr(), "rdma-device-plugin: {error:#}");
             ExitCode::FAILURE
         }
     }
-}
-
-/// The error and its causes, each once: some messages already end with the text of their cause.
-fn chain(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |mut text, cause| {
-        let cause = cause.to_string();
-        if !text.contains(&cause) {
-            text.push_str(if text.is_empty() { "" } else { ": " });
-            text.push_str(&cause);
-        }
-        text
-    })
-}
-
-/// A reader of our output may stop at any time (`discover | head`).
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let io = error.downcast_ref::<std::io::Error>();
-    io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 fn serve(args: Run) -> anyhow::Result<()> {

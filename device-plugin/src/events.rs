@@ -27,42 +27,14 @@ pub(crate) enum Trigger {
     Rdma,
     /// Something in `/dev/infiniband`.
     Node,
-    /// A port has been up or down for long enough.
-    Damping,
     /// A new configuration.
     Configuration,
     /// A container that is about to start.
     Container,
     /// SIGHUP.
     Signal,
-    /// Another pod holds units than before.
-    Pods,
-    /// Units were allocated.
-    Allocated,
-    /// Containers of a pool get what its CDI file says again, or not any more.
-    Files,
-    /// A slot was bound or unbound.
-    Binding,
-    /// Somebody said that an HCA was removed for good.
-    Forget,
-    /// A pod left a child on the netdev of an HCA, or it is gone.
-    Child,
-}
-
-impl Trigger {
-    /// Whether the host may be another one than at the last scan.
-    pub(crate) fn is_of_host(self) -> bool {
-        !matches!(
-            self,
-            Self::Damping
-                | Self::Pods
-                | Self::Allocated
-                | Self::Files
-                | Self::Binding
-                | Self::Forget
-                | Self::Child
-        )
-    }
+    /// Not the host: who holds what, a binding, a file, or a port that was up or down for long enough.
+    World,
 }
 
 /// Where sources put their reasons.

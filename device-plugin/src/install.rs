@@ -26,25 +26,23 @@ use node::cni_program::{NAMES, ask, version_of};
 use node::policy::{Policy, PolicyError};
 use serde_json::Value;
 
-/// What became of one file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// The same content was there already; nothing was written.
-    Unchanged,
-    /// There was none.
-    Installed,
-    /// Another one was there.
-    Replaced {
-        /// What that one said its version was, when it could say.
-        version: Option<String>,
-    },
+/// What became of a file, for people. `old` is the version of the one that was there, where it could say,
+/// and `new` that of the one that is there now.
+fn outcome(was_there: bool, old: Option<String>, new: Option<&str>) -> String {
+    let what = if was_there { "replaced" } else { "installed" };
+    let old = old.map(|old| format!(" version {old}")).unwrap_or_default();
+    let new = new.map(|new| format!(", now version {new}"));
+    format!("{what}{old}{}", new.unwrap_or_default())
 }
 
-/// Installs the program at `source` into `directory`, under the same name.
+/// The same content was there already; nothing was written.
+const UNCHANGED: &str = "already up to date";
+
+/// Installs the program at `source` into `directory`, under the same name. Returns what became of it.
 ///
 /// # Errors
 /// Why it is not installed; the directory is as it was.
-pub(crate) fn program(source: &Path, directory: &Path) -> anyhow::Result<Outcome> {
+pub(crate) fn program(source: &Path, directory: &Path) -> anyhow::Result<String> {
     let content = std::fs::read(source).with_context(failed("read", source))?;
     let target = directory.join(source.file_name().unwrap_or_default());
     let _turn = take_turn(directory)?;
@@ -66,13 +64,12 @@ pub(crate) fn program(source: &Path, directory: &Path) -> anyhow::Result<Outcome
     if before.as_ref() == Some(&content) && executable(&target) {
         // The node may have changed since it was installed.
         prove(&target)?;
-        return Ok(Outcome::Unchanged);
+        return Ok(UNCHANGED.to_owned());
     }
-    let replaced = before.map(|_| Outcome::Replaced {
-        version: version_of(&target),
-    });
+    let old = before.as_ref().and_then(|_| version_of(&target));
     place(&content, 0o755, &target, prove)?;
-    Ok(replaced.unwrap_or(Outcome::Installed))
+    let new = env!("CARGO_PKG_VERSION");
+    Ok(outcome(before.is_some(), old, Some(new)))
 }
 
 /// Installs the policy at `source` as `target`, with `node` as its `node` unless it names one.
@@ -83,7 +80,7 @@ pub(crate) fn program(source: &Path, directory: &Path) -> anyhow::Result<Outcome
 ///
 /// # Errors
 /// Why it is not installed; the policy in force is as it was.
-pub(crate) fn policy(source: &Path, target: &Path, node: Option<&str>) -> anyhow::Result<Outcome> {
+pub(crate) fn policy(source: &Path, target: &Path, node: Option<&str>) -> anyhow::Result<String> {
     let mut text = std::fs::read(source).with_context(failed("read", source))?;
     check_policy(source, &text)?;
     if let (Some(node), Ok(Value::Object(mut keys))) = (node, serde_json::from_slice(&text)) {
@@ -95,15 +92,14 @@ pub(crate) fn policy(source: &Path, target: &Path, node: Option<&str>) -> anyhow
     let _turn = take_turn(directory)?;
     let before = present(target);
     if before.as_ref() == Some(&text) {
-        return Ok(Outcome::Unchanged);
+        return Ok(UNCHANGED.to_owned());
     }
     place(&text, 0o644, target, |beside| {
         // Once more where it will lie: whether others could write there counts too.
         let trusted = Policy::load(beside);
         trusted.map(drop).map_err(|wrong| refused(&wrong))
     })?;
-    let replaced = Outcome::Replaced { version: None };
-    Ok(before.map_or(Outcome::Installed, |_| replaced))
+    Ok(outcome(before.is_some(), None, None))
 }
 
 fn check_policy(source: &Path, text: &[u8]) -> anyhow::Result<()> {
@@ -244,15 +240,15 @@ mod tests {
     fn the_policy_says_which_node_it_is_on() {
         let n = node(r#"{"version": 1, "allow": {"uplinks": true}}"#);
         let first = policy(&n.source, &n.target, Some("gpu-17")).unwrap();
-        assert_eq!(first, Outcome::Installed);
+        assert_eq!(first, "installed");
         let installed = Policy::load(&n.target).unwrap();
         assert_eq!(installed.node.as_deref(), Some("gpu-17"));
         assert!(installed.allow.uplinks);
 
         let again = policy(&n.source, &n.target, Some("gpu-17")).unwrap();
-        assert_eq!(again, Outcome::Unchanged);
+        assert_eq!(again, UNCHANGED);
         let renamed = policy(&n.source, &n.target, Some("gpu-18")).unwrap();
-        assert_eq!(renamed, Outcome::Replaced { version: None });
+        assert_eq!(renamed, "replaced");
     }
 
     #[test]

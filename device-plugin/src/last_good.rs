@@ -4,8 +4,9 @@
 //! This keeps it over a restart of the daemon or the node as well. What is kept is the text, so that
 //! a newer program reads it by its own rules.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use node_wire::status::ConfigurationStatus;
 use pools::config::{self, Config, Defaults};
 
 /// What a wrong file means while the daemon runs.
@@ -26,34 +27,40 @@ pub(crate) struct Start {
     pub error: Option<String>,
 }
 
-/// Where the last good configuration is kept; nowhere without a state directory.
-#[derive(Debug, Clone)]
-pub(crate) struct Kept(Option<PathBuf>);
-
-impl Kept {
-    /// Below this state directory.
-    pub(crate) fn in_directory(state_dir: Option<&Path>) -> Self {
-        Self(state_dir.map(|directory| directory.join(FILE)))
+impl Start {
+    /// Where the configuration stands, for people.
+    pub(crate) fn status(&self, file: &Path) -> ConfigurationStatus {
+        ConfigurationStatus {
+            file: file.to_owned(),
+            format: self.config.format.to_string(),
+            generation: 1,
+            error: self.error.clone(),
+        }
     }
+}
 
-    /// The configuration to start with: that of the file, or if that is wrong, the last good one.
-    ///
-    /// # Errors
-    /// The file is wrong, and no good one is kept.
-    pub(crate) fn start(&self, file: &Path, defaults: &Defaults) -> anyhow::Result<Start> {
-        let read = config::text(file)
-            .and_then(|text| config::check(file, &text, defaults).map(|config| (text, config)));
-        let error = match read {
-            Ok((text, config)) => {
-                return Ok(Start {
-                    config,
-                    keep: Some(text),
-                    error: None,
-                });
-            }
-            Err(error) => error,
-        };
-        match self.read(defaults) {
+/// The configuration to start with: that of the file, or if that is wrong, the last good one of the state
+/// directory.
+///
+/// # Errors
+/// The file is wrong, and no good one is kept.
+pub(crate) fn start(
+    file: &Path,
+    defaults: &Defaults,
+    state_dir: Option<&Path>,
+) -> anyhow::Result<Start> {
+    let read = config::text(file).and_then(|text| {
+        let config = config::check(file, &text, defaults)?;
+        Ok(Start {
+            config,
+            keep: Some(text),
+            error: None,
+        })
+    });
+    read.or_else(|error| {
+        let kept =
+            state_dir.and_then(|directory| config::load(&directory.join(FILE), defaults).ok());
+        match kept {
             Some(config) => Ok(Start {
                 config,
                 keep: None,
@@ -61,11 +68,7 @@ impl Kept {
             }),
             None => Err(error),
         }
-    }
-
-    fn read(&self, defaults: &Defaults) -> Option<Config> {
-        config::load(self.0.as_deref()?, defaults).ok()
-    }
+    })
 }
 
 #[cfg(test)]
@@ -80,10 +83,9 @@ mod tests {
     fn a_wrong_file_is_replaced_by_the_last_good_one() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config");
-        let kept = Kept::in_directory(Some(dir.path()));
         let start = |text: &str| {
             std::fs::write(&file, text).unwrap();
-            kept.start(&file, &Defaults::default())
+            super::start(&file, &Defaults::default(), Some(dir.path()))
         };
         let resource = |start: &Start| start.config.pools[0].resource.to_string();
         // Without a good one, a wrong file is an error.
@@ -92,16 +94,16 @@ mod tests {
         assert!(error.contains("configList[1]"), "{error}");
         let good = start(GOOD).unwrap();
         assert_eq!(good.error, None);
-        std::fs::write(kept.0.as_ref().unwrap(), good.keep.unwrap()).unwrap();
+        std::fs::write(dir.path().join(FILE), good.keep.unwrap()).unwrap();
         for wrong in ["{", PARTLY, "version: 1\npools: []\n"] {
             let start = start(wrong).unwrap();
             assert_eq!(resource(&start), "rdma/a", "{wrong}");
             assert!(start.error.is_some() && start.keep.is_none(), "{wrong}");
         }
         std::fs::remove_file(&file).unwrap();
-        assert!(kept.start(&file, &Defaults::default()).is_ok());
+        let defaults = Defaults::default();
+        assert!(super::start(&file, &defaults, Some(dir.path())).is_ok());
         // Nothing is kept where no directory is given.
-        let nowhere = Kept::in_directory(None);
-        nowhere.start(&file, &Defaults::default()).unwrap_err();
+        super::start(&file, &defaults, None).unwrap_err();
     }
 }

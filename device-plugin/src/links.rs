@@ -12,7 +12,7 @@ use std::sync::Arc;
 use attachment::reclaim::in_host_namespace;
 use hca::{HcaId, netdev::Netdev, uplink::Uplinks};
 use netlink::{Socket, link};
-use pools::config::{Config, ResourceName};
+use pools::config::ResourceName;
 use pools::snapshot::Snapshot;
 
 use crate::node_paths::NodePaths;
@@ -47,21 +47,14 @@ impl Links {
     /// Takes note of a scan of the host; returns what is to be set up after it. Pure.
     pub(crate) fn note(
         &mut self,
-        config: &Config,
         snapshots: &[Arc<Snapshot>],
         netdevs: &[Netdev],
         uplinks: &Uplinks,
     ) -> Vec<Down> {
         self.done
             .retain(|done| netdevs.iter().any(|netdev| netdev.ifindex == *done));
-        let wanting = config.pools.iter().filter(|pool| pool.link_up);
-        let wanting = wanting.filter_map(|pool| {
-            let mut all = snapshots.iter();
-            let snapshot = all.find(|snapshot| *snapshot.resource() == pool.resource);
-            Some((pool.mtu, snapshot?))
-        });
         let mut down: Vec<Down> = Vec::new();
-        for (mtu, snapshot) in wanting {
+        for snapshot in snapshots.iter().filter(|one| one.pool().link_up) {
             for member in snapshot.members() {
                 let own =
                     |netdev: &&Netdev| member.hca.netdev_names().any(|name| name == netdev.name);
@@ -76,7 +69,7 @@ impl Links {
                             resource: snapshot.resource().clone(),
                             name: netdev.name.clone(),
                             ifindex: netdev.ifindex,
-                            mtu,
+                            mtu: snapshot.pool().mtu,
                             id: member.hca.id.clone(),
                         });
                     }
@@ -167,7 +160,7 @@ mod tests {
     use pools::pool::assemble;
 
     /// A host with two NICs, both down, and what pools make of it.
-    fn host(pools: &str) -> (Config, Vec<Arc<Snapshot>>, Vec<Netdev>) {
+    fn host(pools: &str) -> (Vec<Arc<Snapshot>>, Vec<Netdev>) {
         let dir = tempfile::tempdir().unwrap();
         let tree = Tree::new(dir.path());
         tree.rdma_core(true);
@@ -191,7 +184,7 @@ mod tests {
         let candidates = seen.inventory.hcas.clone();
         let snapshots = assemble(&config, &candidates, &seen, &[]).snapshots;
         let snapshots = snapshots.into_iter().map(Arc::new).collect();
-        (config, snapshots, seen.inventory.netdevs)
+        (snapshots, seen.inventory.netdevs)
     }
 
     fn pool(name: &str, device: &str, more: &str) -> String {
@@ -201,13 +194,8 @@ mod tests {
     }
 
     /// What is to be set up on a host without uplinks.
-    fn note(
-        links: &mut Links,
-        config: &Config,
-        snapshots: &[Arc<Snapshot>],
-        netdevs: &[Netdev],
-    ) -> Vec<Down> {
-        links.note(config, snapshots, netdevs, &Uplinks::Known([].into()))
+    fn note(links: &mut Links, snapshots: &[Arc<Snapshot>], netdevs: &[Netdev]) -> Vec<Down> {
+        links.note(snapshots, netdevs, &Uplinks::Known([].into()))
     }
 
     fn names(down: &[Down]) -> Vec<&str> {
@@ -221,35 +209,29 @@ mod tests {
     #[test]
     fn only_pools_that_ask_for_it_have_their_netdevs_set_up() {
         let text = pool("a", "mlx5_0", ", linkUp: true") + &pool("b", "mlx5_1", "");
-        let (config, snapshots, netdevs) = host(&text);
-        let down = note(&mut Links::default(), &config, &snapshots, &netdevs);
+        let (snapshots, netdevs) = host(&text);
+        let down = note(&mut Links::default(), &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0"]);
         let text = pool("a", "mlx5_0", ", linkUp: true") + &pool("b", "mlx5_0", ", linkUp: true");
-        let (config, snapshots, netdevs) = host(&text);
-        let down = note(&mut Links::default(), &config, &snapshots, &netdevs);
+        let (snapshots, netdevs) = host(&text);
+        let down = note(&mut Links::default(), &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0"], "once, though two pools have it");
     }
 
     #[test]
     fn a_netdev_is_set_up_once_for_each_time_it_appears() {
-        let (config, snapshots, mut netdevs) = host(&pool("a", "'*'", ", linkUp: true"));
+        let (snapshots, mut netdevs) = host(&pool("a", "'*'", ", linkUp: true"));
         let mut links = Links::default();
         netdevs[1].up = true;
-        let down = note(&mut links, &config, &snapshots, &netdevs);
+        let down = note(&mut links, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0"]);
         links.tried(done(&down));
         // Somebody sets both down.
         netdevs[1].up = false;
-        assert_eq!(
-            names(&note(&mut links, &config, &snapshots, &netdevs)),
-            [""; 0]
-        );
+        assert_eq!(names(&note(&mut links, &snapshots, &netdevs)), [""; 0]);
         // A driver is loaded anew.
-        assert_eq!(
-            names(&note(&mut links, &config, &snapshots, &netdevs[..1])),
-            [""; 0]
-        );
-        let down = note(&mut links, &config, &snapshots, &netdevs);
+        assert_eq!(names(&note(&mut links, &snapshots, &netdevs[..1])), [""; 0]);
+        let down = note(&mut links, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma1"]);
     }
 
@@ -261,9 +243,9 @@ mod tests {
         std::fs::write(dir.path().join("policy.json"), policy).unwrap();
         std::fs::create_dir(&state_dir).unwrap();
         std::fs::write(state_dir.join("attachments"), "").unwrap();
-        let (config, snapshots, netdevs) = host(&pool("a", "'*'", ", linkUp: true"));
+        let (snapshots, netdevs) = host(&pool("a", "'*'", ", linkUp: true"));
         let mut links = Links::default();
-        let down = note(&mut links, &config, &snapshots, &netdevs);
+        let down = note(&mut links, &snapshots, &netdevs);
         links.tried(set_up(&NodePaths::all_in(dir.path()), down));
         let [first, _] = links.faults() else {
             panic!("{:?}", links.faults());
@@ -277,31 +259,31 @@ mod tests {
 
     #[test]
     fn uplinks_are_not_set_up() {
-        let (config, snapshots, netdevs) = host(&pool("a", "'*'", ", linkUp: {mtu: 4200}"));
+        let (snapshots, netdevs) = host(&pool("a", "'*'", ", linkUp: {mtu: 4200}"));
         let mut links = Links::default();
         let uplinks = Uplinks::Known([("rdma0".to_owned(), Why::DefaultRoute)].into());
-        let down = links.note(&config, &snapshots, &netdevs, &uplinks);
+        let down = links.note(&snapshots, &netdevs, &uplinks);
         assert_eq!((names(&down), down[0].mtu), (vec!["rdma1"], Some(4200)));
         let of_rdma0 =
             "rdma0 cannot be set up (linkUp of rdma/a): it carries the node's default route";
         assert_eq!(links.faults(), [of_rdma0]);
         let unknown = Uplinks::Unknown("no routes".into());
-        let down = links.note(&config, &snapshots, &netdevs, &unknown);
+        let down = links.note(&snapshots, &netdevs, &unknown);
         assert_eq!((down.len(), links.faults().len()), (0, 2));
     }
 
     #[test]
     fn what_could_not_be_set_up_is_reported_and_tried_again() {
-        let (config, snapshots, netdevs) = host(&pool("a", "mlx5_0", ", linkUp: true"));
+        let (snapshots, netdevs) = host(&pool("a", "mlx5_0", ", linkUp: true"));
         let mut links = Links::default();
-        let down = note(&mut links, &config, &snapshots, &netdevs);
+        let down = note(&mut links, &snapshots, &netdevs);
         let refused = down.iter().map(|down| (down.clone(), Err("no".to_owned())));
         links.tried(refused.collect());
         assert_eq!(
             links.faults(),
             ["rdma0 cannot be set up (linkUp of rdma/a): no"]
         );
-        let down = note(&mut links, &config, &snapshots, &netdevs);
+        let down = note(&mut links, &snapshots, &netdevs);
         assert_eq!(names(&down), ["rdma0"]);
         links.tried(done(&down));
         assert!(links.faults().is_empty());

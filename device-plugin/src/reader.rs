@@ -43,8 +43,8 @@ impl Read {
         self.started.elapsed() >= self.limit
     }
 
-    fn is_hung(&self) -> bool {
-        self.is_late() && self.progress.hung_for(ATTRIBUTE_TIMEOUT).is_some()
+    fn hangs_for(&self, limit: Duration) -> bool {
+        self.progress.hung_for(limit).is_some()
     }
 }
 
@@ -212,23 +212,14 @@ impl<T: Send + 'static> Reader<T> {
         read.is_late().then(|| read.late())
     }
 
-    /// Whether the read under way is past its limit and hangs at one object.
-    pub(crate) fn is_hung(&self) -> bool {
-        let state = lock(&self.state);
-        state
-            .current
-            .as_ref()
-            .is_some_and(|(read, _)| read.is_hung())
-    }
-
-    /// Leaves a read to itself that hangs at one object. True if there was one.
-    pub(crate) fn abandon(&self) -> bool {
-        self.abandon_if(Read::is_hung)
+    /// Leaves a read to itself that is past its limit and hangs at one object. True if there was one.
+    fn abandon(&self) -> bool {
+        self.abandon_if(|read| read.is_late() && read.hangs_for(ATTRIBUTE_TIMEOUT))
     }
 
     /// The same for a read whose attribute has not answered for this long.
     pub(crate) fn abandon_after(&self, limit: Duration) -> bool {
-        self.abandon_if(|read| read.progress.hung_for(limit).is_some())
+        self.abandon_if(|read| read.hangs_for(limit))
     }
 
     fn abandon_if(&self, is_hung: impl Fn(&Read) -> bool) -> bool {

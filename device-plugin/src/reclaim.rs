@@ -67,64 +67,62 @@ pub(crate) async fn keep_reclaiming(
     let journal: Reader = readers.reader("journal", "the search for dead pods", PART_TIMEOUT);
     let [attachments, leases] = ["attachments", "leases"]
         .map(|of| readers.reader("reclaim", format!("the clean-up of {of}"), PART_TIMEOUT));
-    let failure = Counts {
-        failures: 1,
-        ..Counts::default()
-    };
+    let failed = || note(&published, |all| all.failures += 1);
     // The attachments that were seen dead in the round before.
     let mut sightings = BTreeSet::new();
+    let mut pause = Duration::ZERO;
     loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = interval.unwrap_or(READ_INTERVAL);
         let (task, before) = (paths.clone(), sightings.clone());
         let read = journal.run(move || Round::read(&task, interval, &before));
         let read = tokio::select! {
             () = stop.cancelled() => return,
             read = read => read,
         };
-        match read {
-            Ok(round) => {
-                sightings = round.sightings;
-                note(&published, &round.counts);
-                published.send_if_modified(|all| {
-                    let is_idle = all.idle != round.idle_reason;
-                    if let Some(reason) = round.idle_reason.as_ref().filter(|_| is_idle) {
-                        tracing::warn!(reason, "nothing is cleaned up behind pods");
-                    }
-                    all.idle.clone_from(&round.idle_reason);
-                    let mut is_new = false;
-                    if let Some(children) = round.children {
-                        is_new = all.children != children;
-                        all.children = children;
-                    }
-                    is_idle || is_new
-                });
-                if round.idle_reason.is_none() {
-                    for reader in [&attachments, &leases] {
-                        if reader.late().is_some() {
-                            note(&published, &failure);
-                        }
-                    }
-                    let (task, to) = (paths.clone(), published.clone());
-                    attachments.start(move || note(&to, &undo_all(&task, round.dead)));
-                    let (task, to) = (paths.clone(), published.clone());
-                    leases.start(move || note(&to, &free_over(&task)));
-                }
+        let round = match read {
+            Ok(Ok(round)) => round,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot read the journal of attachments");
+                failed();
+                continue;
             }
-            Err(_) => note(&published, &failure),
+            Err(_late) => {
+                failed();
+                continue;
+            }
+        };
+        sightings = round.sightings;
+        note(&published, |all| {
+            if let Some(reason) = round.idle.as_ref().filter(|_| all.idle != round.idle) {
+                tracing::warn!(reason, "nothing is cleaned up behind pods");
+            }
+            (all.idle, all.children) = (round.idle.clone(), round.children);
+        });
+        if round.idle.is_some() {
+            continue;
         }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(interval.unwrap_or(READ_INTERVAL)) => {}
+        for reader in [&attachments, &leases] {
+            if reader.late().is_some() {
+                failed();
+            }
         }
+        let (task, to) = (paths.clone(), published.clone());
+        attachments.start(move || undo_all(&task, round.dead, &to));
+        let (task, to) = (paths.clone(), published.clone());
+        leases.start(move || free_over(&task, &to));
     }
 }
 
-/// Adds what was cleaned up.
-fn note(published: &watch::Sender<Counts>, more: &Counts) {
+/// Changes what is published.
+fn note(published: &watch::Sender<Counts>, change: impl FnOnce(&mut Counts)) {
     published.send_if_modified(|all| {
-        all.attachments += more.attachments;
-        all.failures += more.failures;
-        all.leases += more.leases;
-        *more != Counts::default()
+        let before = all.clone();
+        change(all);
+        *all != before
     });
 }
 
@@ -144,32 +142,55 @@ pub(crate) fn taken(paths: &NodePaths) -> Result<BTreeSet<HcaId>, attachment::Er
         .collect())
 }
 
+/// An attachment that is over, by its record, and why.
+type Dead = (Key, Record, &'static str);
+
 /// What a round finds, and what is to be done.
-#[derive(Default)]
 struct Round {
     /// Why nothing is cleaned up, if so.
-    idle_reason: Option<String>,
-    /// As [`Counts::children`]; none where the journal cannot be read.
-    children: Option<BTreeMap<HcaId, String>>,
+    idle: Option<String>,
+    /// As [`Counts::children`].
+    children: BTreeMap<HcaId, String>,
+    /// The attachments that are over.
     sightings: BTreeSet<String>,
-    counts: Counts,
-    /// The attachments that are to be undone.
+    /// Those of them that were so in the round before.
     dead: Vec<Dead>,
 }
 
 impl Round {
     /// `before` are the attachments that were seen dead in the round before.
-    fn read(paths: &NodePaths, interval: Option<Duration>, before: &BTreeSet<String>) -> Self {
-        let mut round = Self {
-            idle_reason: idle(paths, interval),
-            ..Self::default()
-        };
+    fn read(
+        paths: &NodePaths,
+        interval: Option<Duration>,
+        before: &BTreeSet<String>,
+    ) -> Result<Self, attachment::Error> {
+        let idle = idle(paths, interval);
         let (policy, fault) = Policy::load_for_release(&paths.node.policy);
-        if let Some(fault) = fault.filter(|_| round.idle_reason.is_none()) {
+        if let Some(fault) = fault.filter(|_| idle.is_none()) {
             tracing::warn!("{}", fault.with_remedy());
         }
-        round.find_dead(paths, &policy, before);
-        round
+        let (records, unreadable) = Journal::at(&policy.state_dir).records()?;
+        for (_, error) in unreadable {
+            tracing::debug!(%error, "cannot read an attachment's record");
+        }
+        let boot = boot_id(&paths.host.proc);
+        let here = records.iter().map(|(_, record)| record);
+        let here = here.filter(|record| !is_other_boot(&record.boot, &boot));
+        let children = here.flat_map(children).collect();
+        let over = records.into_iter().filter_map(|(key, record)| {
+            let why = over(&record, &paths.host.proc, &boot, now())?;
+            Some((key, record, why))
+        });
+        let mut dead: Vec<Dead> = over.filter(|_| idle.is_none()).collect();
+        let sightings = dead.iter().map(|(key, ..)| key.as_str().to_owned());
+        let sightings = sightings.collect();
+        dead.retain(|(key, ..)| before.contains(key.as_str()));
+        Ok(Self {
+            idle,
+            children,
+            sightings,
+            dead,
+        })
     }
 }
 
@@ -180,42 +201,6 @@ fn idle(paths: &NodePaths, interval: Option<Duration>) -> Option<String> {
     }
     let reason = in_host_namespace(&paths.host).err()?;
     Some(format!("{reason}; set hostNetwork: true"))
-}
-
-/// An attachment that is over, by its record, and why.
-type Dead = (Key, Record, &'static str);
-
-impl Round {
-    /// The children that pods left, and the attachments that are over and were so in the round before.
-    fn find_dead(&mut self, paths: &NodePaths, policy: &Policy, before: &BTreeSet<String>) {
-        let (records, unreadable) = match Journal::at(&policy.state_dir).records() {
-            Ok(records) => records,
-            Err(error) => {
-                self.counts.failures += 1;
-                return tracing::warn!(%error, "cannot read the journal of attachments");
-            }
-        };
-        for (_, error) in unreadable {
-            tracing::debug!(%error, "cannot read an attachment's record");
-        }
-        let proc = &paths.host.proc;
-        let boot = boot_id(proc);
-        let here = records.iter().map(|(_, record)| record);
-        let here = here.filter(|record| !is_other_boot(&record.boot, &boot));
-        self.children = Some(here.flat_map(children).collect());
-        if self.idle_reason.is_some() {
-            return;
-        }
-        for (key, record) in records {
-            let Some(why) = over(&record, proc, &boot, now()) else {
-                continue;
-            };
-            self.sightings.insert(key.as_str().to_owned());
-            if before.contains(key.as_str()) {
-                self.dead.push((key, record, why));
-            }
-        }
-    }
 }
 
 /// The HCAs whose netdev returned from an attachment with a child on it.
@@ -229,57 +214,41 @@ fn children(record: &Record) -> impl Iterator<Item = (HcaId, String)> {
 }
 
 /// Undoes attachments.
-fn undo_all(paths: &NodePaths, dead: Vec<Dead>) -> Counts {
-    let mut counts = Counts::default();
+fn undo_all(paths: &NodePaths, dead: Vec<Dead>, published: &watch::Sender<Counts>) {
     if dead.is_empty() {
-        return counts;
+        return;
     }
+    let failed = || note(published, |all| all.failures += 1);
     let mut node = match Node::open_for_release(&paths.node, "daemon".into()) {
         Ok(node) => node,
         Err(error) => {
-            counts.failures += 1;
             tracing::warn!(error = error.to_string(), "cannot clean up behind pods");
-            return counts;
+            return failed();
         }
     };
     for (key, record, why) in dead {
-        undo(&mut node, &key, &record, why, &mut counts);
-    }
-    counts
-}
-
-fn undo(node: &mut Node, key: &Key, record: &Record, why: &str, counts: &mut Counts) {
-    let owner = record.owner();
-    match attachment::reclaim::undo(node, key, record, RETURN_TIMEOUT) {
-        Ok(false) => {}
-        Ok(true) => {
-            counts.attachments += 1;
-            tracing::info!(owner, network = record.network, why, "attachment undone");
-        }
-        Err(error) => {
-            counts.failures += 1;
-            tracing::warn!(
-                owner,
-                network = record.network,
-                why,
-                error = error.to_string(),
-                "cannot undo an attachment"
-            );
+        let (owner, network) = (record.owner(), &record.network);
+        match attachment::reclaim::undo(&mut node, &key, &record, RETURN_TIMEOUT) {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::info!(owner, network, why, "attachment undone");
+                note(published, |all| all.attachments += 1);
+            }
+            Err(error) => {
+                let error = error.to_string();
+                tracing::warn!(owner, network, why, error, "cannot undo an attachment");
+                failed();
+            }
         }
     }
 }
 
 /// Frees leases that are over and that no attachment names.
-fn free_over(paths: &NodePaths) -> Counts {
-    let mut counts = Counts::default();
-    let plugin = Plugin::load(
-        &paths.node.policy,
-        &paths.node.root,
-        paths.node.node.as_deref(),
-    );
+fn free_over(paths: &NodePaths, published: &watch::Sender<Counts>) {
+    let node = &paths.node;
+    let plugin = Plugin::load(&node.policy, &node.root, node.node.as_deref());
     match free_leases(&plugin, &paths.host.proc) {
         Ok(report) => {
-            counts.leases += u64::try_from(report.freed.len()).unwrap_or_default();
             for (lease, why) in &report.freed {
                 tracing::info!(
                     address = %lease.address, holder = %lease.holder, store = lease.store,
@@ -289,13 +258,14 @@ fn free_over(paths: &NodePaths) -> Counts {
             for failure in &report.failed {
                 tracing::warn!(failure, "lease not freed");
             }
+            let freed = u64::try_from(report.freed.len()).unwrap_or_default();
+            note(published, |all| all.leases += freed);
         }
         Err(error) => {
-            counts.failures += 1;
             tracing::warn!(%error, "leases are not cleaned up");
+            note(published, |all| all.failures += 1);
         }
     }
-    counts
 }
 
 /// Frees what is over of the node's leases: [`ipam::reclaim::run`]. `proc` is the host's.

@@ -117,13 +117,12 @@ impl Report {
 
     /// Before anything was scanned.
     pub(crate) fn new(
-        started: Instant,
         config: ConfigurationStatus,
         node_socket: NodeSocket,
         readers: Readers,
     ) -> Self {
         Self {
-            started,
+            started: Instant::now(),
             config,
             scans: ScanCounts::default(),
             netns_mode: None,
@@ -231,7 +230,8 @@ impl Report {
             rdma_devices: one.rdma_devices.clone(),
             since: one.since,
         };
-        let binding = |one: &Binding| one.status(bindings.ended.get(&one.hca).copied());
+        let binding =
+            |one: &Binding| one.status(bindings.ended.get(&one.hca).map(|ended| ended.why));
         DaemonStatus {
             program_version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),

@@ -3,7 +3,7 @@
 //! ```text
 //! tasks, all on one thread                      ─ channel ─▶ who reads it
 //! listen ×3: links, devices, RDMA; file watches ─ triggers ▶ loop
-//! pods::Caller: asks the kubelet and its files  ─ holdings ▶ loop, binder, garbage, start of containers
+//! pods::Pods: asks the kubelet and its files    ─ holdings ▶ loop, binder, garbage, start of containers
 //! binder (no task): bind, commit, start, unbind ─ bindings ▶ loop, garbage
 //! garbage::keep_tidy, reclaim::keep_reclaiming  ─ found ───▶ loop
 //! node_socket: questions of the CNI, rdmactl    ─ removed ─▶ loop
@@ -20,7 +20,7 @@
 mod daemon;
 mod settings;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,18 +36,18 @@ use crate::binding::{garbage, store};
 use crate::events::Triggers;
 use crate::events::netlink::{Source, listen};
 use crate::files::Files;
-use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::directory;
-use crate::kubelet::service::{Requests, StartReads};
-use crate::kubelet::session::Timing;
-use crate::last_good::Kept;
-use crate::measurements::Measurements;
-use crate::node_socket::{self, NodeSocket, pods};
+use crate::kubelet::service::Helpers;
+use crate::last_good;
+use crate::node_socket::pods::Pods;
+use crate::node_socket::{self, NodeSocket};
 use crate::reader::{Reader, Readers};
 use crate::reclaim;
-use crate::sessions::{Common, Sessions};
+use crate::report::Report;
+use crate::sessions::Sessions;
 use crate::telemetry::http::ReportPages;
-use daemon::{Daemon, Helpers, Inputs, Signals};
+use crate::telemetry::measured::Measurements;
+use daemon::{Daemon, Inputs, Outputs, Signals};
 use pools::history::Memory;
 pub(crate) use settings::Settings;
 
@@ -81,12 +81,11 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let paths = settings.paths.clone();
     directory::check(&paths.device_plugin_dir)?;
-    let kept = Kept::in_directory(settings.state_dir.as_deref());
-    let start = kept.start(&settings.config_file, &settings.defaults)?;
+    let state_dir = settings.state_dir.as_deref();
+    let start = last_good::start(&settings.config_file, &settings.defaults, state_dir)?;
     let stop = CancellationToken::new();
     let mut services = JoinSet::new();
     let (triggers, heard) = Triggers::new();
-    let (requests, asked) = Requests::new();
     let (watched, links) = watch::channel(BTreeSet::new());
     let readers = Readers::default();
 
@@ -94,14 +93,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let plugins = paths.device_plugin_dir.clone();
     let (directory, watching) = directory::watched(plugins, &readers, stop.clone());
     services.spawn(watching);
-    let checkpoint = CheckpointReader::new(&readers, &paths.device_plugin_dir);
-    let sessions = Sessions::new(Common {
-        directory,
-        nonce: nonce.clone(),
-        timing: Timing::default(),
-        requests: requests.clone(),
-        reads: StartReads::new(&readers, paths.host.clone(), checkpoint),
-    });
     for source in [Source::Links(links), Source::Devices, Source::Rdma] {
         services.spawn(listen(source, triggers.clone(), stop.clone()));
     }
@@ -111,9 +102,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let policy = node_files.run(move || known.policy());
     let node = paths.node.node.as_deref();
     let node = policy.await.unwrap_or_default().node_name(node);
-    let (pods, caller) = pods::pods(&readers, &paths, node, asked.allocated);
-    let pods = Arc::new(pods);
-    services.spawn(caller.run(stop.clone()));
+    let pods = Arc::new(Pods::new(&readers, &paths, node));
+    services.spawn(pods.clone().run(stop.clone()));
     // What is not known in time is not offered yet.
     let _ = pods.holdings_of_now(FIRST_HOLDINGS_TIMEOUT).await;
     let known = pods.holdings();
@@ -141,24 +131,35 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let (node_socket, state) = NodeSocket::new(socket_path.clone());
     let (addresses, details) = (settings.metrics_addrs.clone(), settings.details);
     let (remove, removed) = mpsc::channel(16);
+    let config = start.status(&settings.config_file);
+    let report = Report::new(config, node_socket, readers.clone());
+    let report = watch::Sender::new(Arc::new(report));
+    let binder = Arc::new(Binder::new(
+        &readers,
+        paths.clone(),
+        pods.clone(),
+        report.subscribe(),
+        triggers.clone(),
+        bindings.clone(),
+    ));
+    let (written, unwritten) = mpsc::channel(256);
+    let helpers = Helpers::new(&readers, &paths, written, binder.clone());
     let daemon = Daemon::new(
         settings,
         start,
-        sessions,
+        Sessions::new(directory, nonce.clone(), helpers),
         watched,
         (
             Inputs {
                 heard,
                 held: known.clone(),
                 found,
-                allocated: asked.files,
-                files: BTreeMap::new(),
+                allocated: unwritten,
                 removed,
-                named: None,
                 bindings: bindings.subscribe(),
             },
-            Helpers {
-                node_socket,
+            Outputs {
+                report,
                 pods: pods.clone(),
                 readers: readers.clone(),
             },
@@ -166,15 +167,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         files,
         memory,
     );
-    let binder = Arc::new(Binder::new(
-        &readers,
-        paths.clone(),
-        pods.clone(),
-        daemon.report(),
-        triggers.clone(),
-        bindings,
-    ));
-    asked.binder.set(binder.clone()).ok();
     services.spawn(garbage::keep_tidy(binder.clone(), known, stop.clone()));
     services.spawn(node_socket::keep_serving(
         (socket_path, nonce),

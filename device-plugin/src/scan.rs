@@ -14,9 +14,11 @@ use pools::host_snapshot::{HostSnapshot, SCAN};
 
 /// How long a scan may take before it is called late. One of 8 HCAs takes 20 ms.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an attribute may take, and how often that is looked at, while another HCA hangs already:
-/// many hang at once where they have firmware in common, and each is found by a scan of its own.
-const NEXT_ATTRIBUTE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often a scan under way is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long an attribute may take while another HCA hangs already: many hang at once where they have
+/// firmware in common, and each is found by a scan of its own.
+const NEXT_ATTRIBUTE_TIMEOUT: Duration = Duration::from_millis(750);
 
 /// A scan under way.
 #[derive(Debug)]
@@ -26,10 +28,10 @@ pub(crate) struct Scan {
     started: Instant,
     reader: Reader,
     outcome: oneshot::Receiver<hca::Result<HostSnapshot>>,
-    /// When to look at it next; `None` once it was called late.
-    look: Option<Instant>,
-    /// Whether another object hung already when it started.
-    another_hangs: bool,
+    /// When to look at it next.
+    pub look: Instant,
+    /// How long an attribute may take.
+    limit: Duration,
 }
 
 impl Scan {
@@ -42,10 +44,9 @@ impl Scan {
         gates: Vec<Gate>,
     ) -> Option<Self> {
         let reader: Reader = readers.reader("scan", SCAN, SCAN_TIMEOUT);
-        let another_hangs = !readers.hung().is_empty();
-        let first_look = match another_hangs {
-            true => NEXT_ATTRIBUTE_TIMEOUT,
-            false => SCAN_TIMEOUT,
+        let limit = match readers.hung().is_empty() {
+            true => SCAN_TIMEOUT,
+            false => NEXT_ATTRIBUTE_TIMEOUT,
         };
         let outcome = reader.begin(move || {
             HostSnapshot::scan(&host, &node_addresses, &gates, |_| Ok(Vec::new()))
@@ -56,8 +57,8 @@ impl Scan {
             started,
             reader,
             outcome,
-            look: Some(started + first_look),
-            another_hangs,
+            look: started + LOOK_INTERVAL,
+            limit,
         })
     }
 
@@ -75,37 +76,15 @@ impl Scan {
         }
     }
 
-    /// When it has to be looked at, unless it was called late.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.look
-    }
-
     /// Leaves it to itself if it hangs at an object that can be left out.
     pub(crate) fn leave(&self) -> bool {
-        match self.another_hangs {
-            true => self.reader.abandon_after(NEXT_ATTRIBUTE_TIMEOUT * 3 / 4),
-            false => self.reader.abandon(),
-        }
+        self.reader.abandon_after(self.limit)
     }
 
-    /// Calls it late if it is.
-    pub(crate) fn call_late(&mut self) -> Option<Late> {
-        let late = self.reader.late();
-        self.look = match late {
-            Some(_) => None,
-            None => Some(Instant::now() + NEXT_ATTRIBUTE_TIMEOUT),
-        };
-        late
-    }
-
-    /// Whether what it hangs at can be left out.
-    pub(crate) fn hangs_at_an_object(&self) -> bool {
-        self.reader.is_hung()
-    }
-
-    /// Whether it was called late.
-    pub(crate) fn is_late(&self) -> bool {
-        self.look.is_none()
+    /// Looks at it: whether it is late.
+    pub(crate) fn look(&mut self) -> Option<Late> {
+        self.look = Instant::now() + LOOK_INTERVAL;
+        self.reader.late()
     }
 
     /// How long it has been under way.

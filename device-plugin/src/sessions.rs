@@ -8,31 +8,20 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::kubelet::directory::Directory;
-use crate::kubelet::service::{Plugin, Requests, StartReads, State, asks_before_start};
+use crate::kubelet::service::{Helpers, Plugin, State, asks_before_start};
 use crate::kubelet::session::{Session, SocketName, Timing};
 use crate::report::Pool;
 use pools::config::{Config, ResourceName};
 use pools::snapshot::Snapshot;
 
-/// What all sessions of a process have in common.
-#[derive(Debug, Clone)]
-pub(crate) struct Common {
-    /// The kubelet's device-plugins directory.
-    pub directory: Directory,
-    /// What distinguishes this process's sockets from those of another one.
-    pub nonce: String,
-    /// Waits.
-    pub timing: Timing,
-    /// What is asked of the daemon.
-    pub requests: Requests,
-    /// What is read before a container starts.
-    pub reads: StartReads,
-}
-
 /// Sessions by resource.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    common: Common,
+    /// The kubelet's device-plugins directory.
+    directory: Directory,
+    /// What distinguishes this process's sockets from those of another one.
+    nonce: String,
+    helpers: Arc<Helpers>,
     running: BTreeMap<ResourceName, Running>,
     /// Resources of optional pools whose sessions start with their first HCA, and whether the kubelet
     /// has to ask before each start of a container. It does not hear of a resource that this node does
@@ -52,9 +41,11 @@ struct Running {
 
 impl Sessions {
     /// No session yet.
-    pub(crate) fn new(common: Common) -> Self {
+    pub(crate) fn new(directory: Directory, nonce: String, helpers: Arc<Helpers>) -> Self {
         Self {
-            common,
+            directory,
+            nonce,
+            helpers,
             running: BTreeMap::new(),
             waiting: BTreeMap::new(),
             tasks: JoinSet::new(),
@@ -93,20 +84,18 @@ impl Sessions {
         let feed = watch::Sender::new(None);
         let state = watch::Sender::new(State::default());
         let stop = CancellationToken::new();
-        let common = &self.common;
         let plugin = Arc::new(Plugin::new(
             resource.clone(),
             asks_before_start,
             feed.subscribe(),
-            common.requests.clone(),
-            common.reads.clone(),
+            self.helpers.clone(),
         ));
         let session = Session {
             plugin: plugin.clone(),
-            directory: common.directory.clone(),
-            socket: SocketName::new(resource, &common.nonce),
+            directory: self.directory.clone(),
+            socket: SocketName::new(resource, &self.nonce),
             state: state.clone(),
-            timing: common.timing,
+            timing: Timing::default(),
             stop: stop.clone(),
         };
         self.tasks.spawn(session.run());

@@ -7,15 +7,17 @@
 //!
 //! Of the state directory the entries go that this project makes. The policy goes last, for it names the other places: killed anywhere, the command is given again and does the rest.
 
+use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::{Context as _, anyhow, bail, ensure};
 use attachment::cdi_file;
 use attachment::journal;
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
-use ipam::owned::{self, Owned, OwnedError};
+use ipam::owned::{self, Owned};
 use ipam::plugin::Plugin;
 use nix::errno::Errno;
 use node::cni_program;
@@ -52,73 +54,59 @@ const AGENT_LIMIT: Duration = Duration::from_secs(35);
 /// Where things are, as this process sees them.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
-    /// The directory below which the host's files are: `proc` and namespaces.
-    pub root: PathBuf,
+    pub node: attachment::node::Places,
     /// Directory of CNI programs.
     pub cni_bin: PathBuf,
-    /// The policy.
-    pub policy: PathBuf,
     /// The directory of sockets.
     pub run: PathBuf,
     /// Directory of CDI files.
     pub cdi: PathBuf,
-    /// The node's name, if it was given.
-    pub node: Option<String>,
 }
 
-/// Why nothing may be removed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
-    /// Attachments or leases are there.
-    #[error(
-        "{0}; delete the pods that use it. What pods left that ended without DEL goes by \
+impl Places {
+    fn policy(&self) -> Policy {
+        Policy::load_for_release(&self.node.policy).0
+    }
+}
+
+/// What there is may belong to a pod.
+fn unknown(why: impl fmt::Display) -> anyhow::Error {
+    anyhow!("it is not known whether a pod still uses it: {why}")
+}
+
+/// Attachments or leases are there.
+fn in_use(what: impl fmt::Display) -> anyhow::Error {
+    anyhow!(
+        "{what}; delete the pods that use it. What pods left that ended without DEL goes by \
          rdmactl reclaim on this node"
-    )]
-    InUse(String),
-    /// Parts of subnets are this node's still.
-    #[error(
-        "{what}; or release them on another node by rdmactl addresses release --node, and remove {}",
-        file.display()
-    )]
-    Parts { what: String, file: PathBuf },
-    /// It is not known whether any are.
-    #[error("it is not known whether a pod still uses it: {0}")]
-    Unknown(String),
-    /// The daemon answers.
-    #[error(
-        "the daemon still runs on this node: replace it by helm upgrade --reuse-values --set \
-         uninstall.enabled=true or by the component manifests/components/uninstall, or delete its \
-         DaemonSet"
-    )]
-    Daemon,
+    )
 }
 
 /// Whether the node may be cleaned.
 ///
 /// # Errors
-/// A [`Refusal`].
-pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
+/// Why it may not.
+pub(crate) fn check(places: &Places) -> anyhow::Result<()> {
     let socket = places.run.join("node.sock");
-    if std::os::unix::net::UnixStream::connect(&socket).is_ok() {
-        return Err(Refusal::Daemon);
-    }
-    if !places.root.join("proc/self").exists() {
-        return Err(Refusal::Unknown(format!(
+    ensure!(
+        std::os::unix::net::UnixStream::connect(&socket).is_err(),
+        "the daemon still runs on this node: replace it by helm upgrade --reuse-values --set \
+         uninstall.enabled=true or by the component manifests/components/uninstall, or delete its \
+         DaemonSet"
+    );
+    let root = &places.node.root;
+    ensure!(
+        root.join("proc/self").exists(),
+        unknown(format_args!(
             "{} has no proc: name the directory that has the host's with --host-root",
-            places.root.display()
-        )));
-    }
-    let found = node_files::read(&attachment::node::Places {
-        root: places.root.clone(),
-        policy: places.policy.clone(),
-        node: places.node.clone(),
-    });
-    let attachments = found.attachments.map_err(Refusal::Unknown)?;
-    let leases = found.leases.map_err(Refusal::Unknown)?;
+            root.display()
+        ))
+    );
+    let found = node_files::read(&places.node);
+    let attachments = found.attachments.map_err(unknown)?;
+    let leases = found.leases.map_err(unknown)?;
     // A policy or a record that cannot be read.
-    if !found.notes.is_empty() {
-        return Err(Refusal::Unknown(found.notes.join("; ")));
-    }
+    ensure!(found.notes.is_empty(), unknown(found.notes.join("; ")));
     let pods = attachments.iter().map(|one| match &one.pod {
         Some(pod) => format!("{pod} ({})", one.interface),
         None => format!("container {} ({})", one.container, one.interface),
@@ -127,25 +115,19 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
         .iter()
         .map(|lease| format!("{} ({})", lease.address, lease.holder));
     let (pods, held): (Vec<String>, Vec<String>) = (pods.collect(), held.collect());
-    let state_dir = Policy::load_for_release(&places.policy).0.state_dir;
-    let lock = state_dir.join(LOCK);
-    if let Err(error) = journal::hold_all(&lock) {
-        return Err(Refusal::InUse(format!(
-            "a call of a CNI program may run: lock {}: {error} (fuser -v lists the calls)",
-            lock.display()
-        )));
-    }
-    if !pods.is_empty() {
-        return Err(Refusal::InUse(format!(
-            "attachments are there: {}",
-            named(&pods)
-        )));
-    }
-    if !held.is_empty() {
-        return Err(Refusal::InUse(format!(
-            "addresses are leased: {}",
-            named(&held)
-        )));
+    let lock = places.policy().state_dir.join(LOCK);
+    journal::hold_all(&lock).map_err(|error| {
+        let lock = lock.display();
+        in_use(format_args!(
+            "a call of a CNI program may run: lock {lock}: {error} (fuser -v lists the calls)"
+        ))
+    })?;
+    for (what, list) in [
+        ("attachments are there", pods),
+        ("addresses are leased", held),
+    ] {
+        let list_of = named(&list);
+        ensure!(list.is_empty(), in_use(format_args!("{what}: {list_of}")));
     }
     Ok(())
 }
@@ -154,10 +136,9 @@ pub(crate) fn check(places: &Places) -> Result<(), Refusal> {
 /// [`check`] comes before.
 ///
 /// # Errors
-/// A [`Refusal`]: no agent answers, or a part stays.
-pub(crate) fn give_back(places: &Places) -> Result<(), Refusal> {
-    let policy = Policy::load_for_release(&places.policy).0;
-    let unknown = |error: OwnedError| Refusal::Unknown(error.to_string());
+/// No agent answers, or a part stays.
+pub(crate) fn give_back(places: &Places) -> anyhow::Result<()> {
+    let policy = places.policy();
     for space in owned::spaces(&policy.state_dir).map_err(unknown)? {
         let store = policy.stores.get(&space.store);
         let is_shared = store.is_some_and(|store| !matches!(store.kind, StoreKind::Node));
@@ -187,23 +168,24 @@ pub(crate) fn give_back(places: &Places) -> Result<(), Refusal> {
         };
         let parts: Vec<String> = parts.keys().map(ToString::to_string).collect();
         let file = owned::path(&policy.state_dir, &space);
-        let what = format!(
-            "addresses of {space} are this node's: {}: {stays}",
-            named(&parts)
+        bail!(
+            "addresses of {space} are this node's: {}: {stays}; or release them on another node by \
+             rdmactl addresses release --node, and remove {}",
+            named(&parts),
+            file.display()
         );
-        return Err(Refusal::Parts { what, file });
     }
     Ok(())
 }
 
 /// Frees the leases of pods that ended without DEL, by the daemon's rules: evidence has to last from
-/// one call to the next. For the wait that follows a [`Refusal::InUse`]; attachments of such pods are
-/// not undone here, which needs the rights of the daemon.
+/// one call to the next. For the wait after [`check`]; attachments of such pods are not undone here, which needs the rights of the daemon.
 ///
 /// Returns a line for each lease that was freed or could not be.
 pub(crate) fn free_leases(places: &Places) -> Vec<String> {
-    let plugin = Plugin::load(&places.policy, &places.root, places.node.as_deref());
-    let proc = places.root.join("proc");
+    let node = &places.node;
+    let plugin = Plugin::load(&node.policy, &node.root, node.node.as_deref());
+    let proc = node.root.join("proc");
     let mut said = Vec::new();
     match reclaim::free_leases(&plugin, &proc) {
         Ok(report) => {
@@ -229,68 +211,78 @@ fn named(list: &[String]) -> String {
     }
 }
 
-/// Removes everything; `said` is called for each path that was
-/// there. [`check`] comes before.
+/// Removes everything, and says on `out` what became of each path that was there. [`check`] comes before.
 ///
 /// # Errors
 /// The first path that cannot be removed; the command may be given again.
-pub(crate) fn remove(
-    places: &Places,
-    mut said: impl FnMut(&Path, &str),
-) -> Result<(), (PathBuf, io::Error)> {
-    let (policy, _) = Policy::load_for_release(&places.policy);
-    let mut one = |path: PathBuf, kept: Option<&'static str>| {
-        if path.symlink_metadata().is_err() {
-            return Ok(());
-        }
-        match kept {
-            Some(why) => said(&path, &format!("stays: {why}")),
-            None => {
-                let removed = remove_path(&path);
-                said(&path, removed.map_err(|error| (path.clone(), error))?);
-            }
-        }
-        Ok(())
+pub(crate) fn remove(places: &Places, out: &mut impl Write) -> anyhow::Result<()> {
+    let (state, run, policy) = (places.policy().state_dir, &places.run, &places.node.policy);
+    let lock = state.join(LOCK);
+    let _no_call = journal::hold_all(&lock).with_context(|| format!("lock {}", lock.display()))?;
+    let programs = cni_program::NAMES.into_iter().chain(["rdmactl"]);
+    let is_cdi_file = |name: &str| {
+        [cdi_file::POOL_PREFIX, cdi_file::PREFIX]
+            .iter()
+            .any(|own| name.starts_with(own))
     };
-    for name in cni_program::NAMES.into_iter().chain(["rdmactl"]) {
-        one(places.cni_bin.join(name), None)?;
+    let of_run = |name: &str| {
+        [".sock", ".calls", ".lock"]
+            .iter()
+            .any(|end| name.ends_with(end))
+    };
+    let first: Vec<PathBuf> = programs
+        .map(|name| places.cni_bin.join(name))
+        .chain(entries(&places.cdi, is_cdi_file))
+        .chain(STATE_ENTRIES.map(|name| state.join(name)))
+        .chain(entries(&state, is_leftover_name))
+        .collect();
+    for path in &first {
+        remove_path(path, None, out)?;
     }
-    for prefix in [cdi_file::POOL_PREFIX, cdi_file::PREFIX] {
-        for path in with_prefix(&places.cdi, prefix) {
-            one(path, None)?;
-        }
-    }
-    let lock = policy.state_dir.join(LOCK);
-    let _no_call = journal::hold_all(&lock).map_err(|error| (lock, error))?;
-    for name in STATE_ENTRIES {
-        one(policy.state_dir.join(name), None)?;
-    }
-    for path in entries(&policy.state_dir, is_leftover_name) {
-        one(path, None)?;
-    }
-    let rest = fs::read_dir(&policy.state_dir).is_ok_and(|mut rest| rest.next().is_some());
-    let kept = rest.then_some("it is not empty");
-    one(policy.state_dir.clone(), kept)?;
-    one(
-        places.run.join(bindings::DIRECTORY),
+    remove_path(&state, is_kept(&state), out)?;
+    remove_path(
+        &run.join(bindings::DIRECTORY),
         bindings_to_keep(places),
+        out,
     )?;
-    one(places.run.join("leases"), None)?;
-    for suffix in [".sock", ".calls", ".lock"] {
-        for path in with_suffix(&places.run, suffix) {
-            one(path, None)?;
-        }
+    remove_path(&run.join("leases"), None, out)?;
+    for path in entries(run, of_run) {
+        remove_path(&path, None, out)?;
     }
-    one(places.policy.clone(), None)?;
-    let directory = places.policy.parent().map(Path::to_owned);
-    let empty = |path: &PathBuf| fs::read_dir(path).is_ok_and(|mut rest| rest.next().is_none());
-    directory
-        .filter(empty)
-        .map_or(Ok(()), |path| one(path, None))
+    remove_path(policy, None, out)?;
+    match policy
+        .parent()
+        .filter(|directory| is_kept(directory).is_none())
+    {
+        Some(directory) => remove_path(directory, None, out),
+        None => Ok(()),
+    }
+}
+
+fn is_kept(directory: &Path) -> Option<&'static str> {
+    let rest = fs::read_dir(directory).is_ok_and(|mut rest| rest.next().is_some());
+    rest.then_some("it is not empty")
+}
+
+/// Removes what is there unless it is `kept`, and says so.
+fn remove_path(path: &Path, kept: Option<&str>, out: &mut impl Write) -> anyhow::Result<()> {
+    if path.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    let shown = path.display();
+    let what = match kept {
+        Some(why) => format!("stays: {why}"),
+        None => take_away(path)
+            .with_context(|| format!("remove {shown}"))?
+            .to_owned(),
+    };
+    // The rest goes also where nobody reads this any more.
+    let _ = writeln!(out, "{shown}: {what}");
+    Ok(())
 }
 
 /// Returns what became of it: a directory that is a mount point here stays, empty.
-fn remove_path(path: &Path) -> io::Result<&'static str> {
+fn take_away(path: &Path) -> io::Result<&'static str> {
     if !path.symlink_metadata()?.is_dir() {
         fs::remove_file(path)?;
         return Ok("removed");
@@ -314,7 +306,7 @@ fn remove_path(path: &Path) -> io::Result<&'static str> {
 /// Why the bindings of slots stay. A pod without a network attachment has its HCAs by nothing else, and
 /// the next daemon frees them when the pod is gone.
 fn bindings_to_keep(places: &Places) -> Option<&'static str> {
-    let held = match bindings::BindingDirectory::at(&places.run).read() {
+    let held = match bindings::read(&places.run) {
         Ok(found) => {
             let is_running = |one: &Binding| {
                 use Stage::{Detached, Started};
@@ -325,14 +317,6 @@ fn bindings_to_keep(places: &Places) -> Option<&'static str> {
         Err(_) => true,
     };
     held.then_some("pods without an interface may still have these HCAs; a reboot removes them")
-}
-
-fn with_prefix(directory: &Path, prefix: &str) -> Vec<PathBuf> {
-    entries(directory, |name| name.starts_with(prefix))
-}
-
-fn with_suffix(directory: &Path, suffix: &str) -> Vec<PathBuf> {
-    entries(directory, |name| name.ends_with(suffix))
 }
 
 fn entries(directory: &Path, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
@@ -391,17 +375,19 @@ mod tests {
 
         fn places(&self) -> Places {
             Places {
-                root: "/".into(),
+                node: attachment::node::Places {
+                    root: "/".into(),
+                    policy: self.path("etc/policy.json"),
+                    node: Some("n1".into()),
+                },
                 cni_bin: self.path("bin"),
-                policy: self.path("etc/policy.json"),
                 run: self.path("run"),
                 cdi: self.path("cdi"),
-                node: Some("n1".into()),
             }
         }
 
         fn remove(&self) {
-            remove(&self.places(), |_, _| {}).unwrap();
+            remove(&self.places(), &mut io::sink()).unwrap();
         }
     }
 
@@ -448,8 +434,7 @@ mod tests {
         let store = bindings::Store::at(&node.path("run"));
         store.put(&binding, None).unwrap();
         node.remove();
-        let files = bindings::BindingDirectory::at(&node.path("run"));
-        assert!(files.read().unwrap().has(&hca));
+        assert!(bindings::read(&node.path("run")).unwrap().has(&hca));
     }
 
     #[test]
@@ -477,6 +462,7 @@ mod tests {
     fn what_cannot_be_read_is_no_evidence() {
         let node = NodeFiles::new(&json!({}));
         fs::write(node.path("etc/policy.json"), "{").unwrap();
-        assert!(matches!(check(&node.places()), Err(Refusal::Unknown(_))));
+        let refused = check(&node.places()).unwrap_err().to_string();
+        assert!(refused.contains("not known whether a pod"), "{refused}");
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn check(
     let config = match config::parse_with(text, defaults) {
         Ok(config) => config,
         Err(problems) => {
-            let warnings: Vec<&str> = problems.warnings().collect();
+            let warnings = &problems.warnings;
             return Checked {
                 text: warnings
                     .iter()

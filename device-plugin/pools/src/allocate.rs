@@ -5,38 +5,23 @@ use std::collections::HashSet;
 use hca::HcaId;
 use kubelet_api::deviceplugin::ContainerAllocateResponse;
 
-use crate::config::ResourceName;
 use crate::deliver;
 use crate::snapshot::{Member, Snapshot, Unit};
-
-/// Why a container does not get a unit.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    #[error("{resource} has no unit {unit:?}; the kubelet's list is older than this configuration")]
-    NoSuchUnit {
-        resource: ResourceName,
-        unit: String,
-    },
-    #[error("unit {unit} of {resource} cannot be used: {why}")]
-    Unusable {
-        resource: ResourceName,
-        unit: String,
-        why: String,
-    },
-}
 
 /// The answer for one container.
 ///
 /// # Errors
 /// The first unit that cannot be handed over, and why; nothing is handed over then.
-pub fn allocate(snapshot: &Snapshot, ids: &[String]) -> Result<ContainerAllocateResponse, Refused> {
+pub fn allocate(snapshot: &Snapshot, ids: &[String]) -> Result<ContainerAllocateResponse, String> {
     let mut members: Vec<&Member> = Vec::new();
     let mut chosen: HashSet<&HcaId> = HashSet::new();
     let mut slots: Vec<&String> = Vec::new();
     for id in ids {
-        let found = snapshot.unit(id).ok_or_else(|| Refused::NoSuchUnit {
-            resource: snapshot.resource().clone(),
-            unit: id.clone(),
+        let found = snapshot.unit(id).ok_or_else(|| {
+            let resource = snapshot.resource();
+            format!(
+                "{resource} has no unit {id:?}; the kubelet's list is older than this configuration"
+            )
         })?;
         let usable = match found {
             Unit::Member(member) => usable(snapshot, id, std::slice::from_ref(member))?,
@@ -71,7 +56,7 @@ fn usable<'s>(
     snapshot: &Snapshot,
     id: &str,
     members: &'s [Member],
-) -> Result<Vec<&'s Member>, Refused> {
+) -> Result<Vec<&'s Member>, String> {
     let healthy: Vec<&Member> = members.iter().filter(|m| m.health.is_healthy()).collect();
     if !healthy.is_empty() {
         return Ok(healthy);
@@ -84,10 +69,7 @@ fn usable<'s>(
     Err(unusable(snapshot, id, reasons.join("; ")))
 }
 
-fn unusable(snapshot: &Snapshot, id: &str, why: impl std::fmt::Display) -> Refused {
-    Refused::Unusable {
-        resource: snapshot.resource().clone(),
-        unit: id.to_owned(),
-        why: why.to_string(),
-    }
+fn unusable(snapshot: &Snapshot, id: &str, why: impl std::fmt::Display) -> String {
+    let resource = snapshot.resource();
+    format!("unit {id} of {resource} cannot be used: {why}")
 }

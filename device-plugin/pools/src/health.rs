@@ -8,12 +8,13 @@
 //!
 //! Time comes in as a parameter; nothing here reads a clock.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use hca::{Hca, HcaId};
 
 use crate::config::{Damping, ResourceName};
+use crate::pool::Held;
 use crate::snapshot::{Snapshot, UnhealthyReason};
 
 /// How long a port may be down after a move of its netdev: a link is trained in seconds.
@@ -50,7 +51,7 @@ struct Track {
     /// Whether that was reported to the kubelet.
     reported_up: bool,
     /// When they went down, oldest first, within the window.
-    downs: VecDeque<Instant>,
+    downs: Vec<Instant>,
     /// What was last seen wrong.
     trouble: String,
 }
@@ -58,10 +59,10 @@ struct Track {
 impl Damper {
     /// Replaces what each member's ports are by what is to be reported of them. `held` has the HCAs that
     /// pods hold. Returns when to look again at the latest, because a delay ends then.
-    pub fn damp<H>(
+    pub fn damp(
         &mut self,
         pools: &mut [Snapshot],
-        held: &BTreeMap<HcaId, H>,
+        held: &Held,
         damping: &Damping,
         now: Instant,
     ) -> Option<Instant> {
@@ -128,32 +129,22 @@ impl Track {
             since: now,
             moved: false,
             reported_up: sight.up || sight.away && sight.held,
-            downs: VecDeque::new(),
+            downs: Vec::new(),
             trouble: String::new(),
         }
     }
 
     fn see(&mut self, sight: Sight, now: Instant, damping: &Damping) {
-        let Sight {
-            up,
-            active,
-            away,
-            held,
-        } = sight;
-        self.moved = away && (held || self.moved) || self.moved && !active;
+        let Sight { up, away, .. } = sight;
+        self.moved = away && (sight.held || self.moved) || self.moved && !sight.active;
         if self.up && !up && !self.moved {
-            self.downs.push_back(now);
+            self.downs.push(now);
         }
         if (up, away) != (self.up, self.away) {
             (self.up, self.away, self.since) = (up, away, now);
         }
-        while self
-            .downs
-            .front()
-            .is_some_and(|at| now.saturating_duration_since(*at) > damping.flap_window)
-        {
-            self.downs.pop_front();
-        }
+        let is_recent = |at: &Instant| now.saturating_duration_since(*at) <= damping.flap_window;
+        self.downs.retain(is_recent);
     }
 
     /// What to report, and when that may change by itself.

@@ -33,10 +33,11 @@ const MAX_BYTES: u64 = 16 * 1024 * 1024;
 
 /// HCAs as they were last known, all of them whole. The default one is for a file that could not be
 /// read in time.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Memory {
-    /// The boot whose file it replaces; none if the file was not read, and must stay.
-    boot: Option<String>,
+    /// Of the file; none if that was not read, and must stay.
+    version: Option<u32>,
+    boot: String,
     known: BTreeMap<HcaId, Known>,
     /// By resource, the HCAs of pools whose units name none ([`Memory::note_pooled`]).
     pooled: BTreeMap<String, BTreeSet<HcaId>>,
@@ -78,43 +79,26 @@ impl fmt::Display for Missing {
     }
 }
 
-/// The file.
-#[derive(Serialize, Deserialize)]
-struct Document {
-    version: u32,
-    boot: String,
-    hcas: Vec<Known>,
-    pooled: BTreeMap<String, BTreeSet<HcaId>>,
-    resources: BTreeSet<String>,
-}
-
 impl Memory {
     /// What earlier daemons knew. `boot` is the kernel's boot ID.
     pub fn load(state_dir: &Path, boot: String) -> Self {
         let path = state_dir.join(FILE);
-        let (hcas, pooled, resources) = match read(&path) {
-            Ok(Some(document)) if document.boot == boot => {
-                (document.hcas, document.pooled, document.resources)
-            }
-            Ok(Some(document)) => (document.hcas, BTreeMap::new(), BTreeSet::new()),
-            Ok(None) => Default::default(),
-            Err(error) => {
-                tracing::warn!(
-                    file = %path.display(), error,
-                    "cannot read what was known of HCAs; one that a pod holds stays in its pool only \
-                     by the kubelet's allocation"
-                );
-                Default::default()
-            }
-        };
-        let hcas = hcas.into_iter();
-        let known = hcas.map(|known| (known.hca.id.clone(), known)).collect();
-        let boot = Some(boot);
+        let mut memory = read(&path).unwrap_or_else(|error| {
+            tracing::warn!(
+                file = %path.display(), error,
+                "cannot read what was known of HCAs; one that a pod holds stays in its pool only \
+                 by the kubelet's allocation"
+            );
+            Self::default()
+        });
+        if memory.boot != boot {
+            memory.pooled.clear();
+            memory.resources.clear();
+        }
         Self {
+            version: Some(VERSION),
             boot,
-            known,
-            pooled,
-            resources,
+            ..memory
         }
     }
 
@@ -152,14 +136,7 @@ impl Memory {
 
     /// The file's content, unless the file has to stay as it is.
     pub fn text(&self) -> Option<String> {
-        let document = Document {
-            version: VERSION,
-            boot: self.boot.clone()?,
-            hcas: self.known.values().cloned().collect(),
-            pooled: self.pooled.clone(),
-            resources: self.resources.clone(),
-        };
-        serde_json::to_string(&document).ok()
+        self.version.and_then(|_| serde_json::to_string(self).ok())
     }
 
     /// The HCAs of a scan, with what was known of those that the host cannot see whole, and remembers
@@ -199,7 +176,7 @@ impl Memory {
     /// What is known of an HCA in this boot.
     fn of_this_boot(&self, id: &HcaId) -> Option<&Hca> {
         let known = self.known.get(id)?;
-        (Some(&known.boot) == self.boot.as_ref()).then_some(&known.hca)
+        (self.version.is_some() && known.boot == self.boot).then_some(&known.hca)
     }
 
     /// Fills what candidates lack from what was known of them, and remembers what is known now.
@@ -220,7 +197,7 @@ impl Memory {
             if seen.is_read() {
                 let known = Known {
                     hca: lasting(seen),
-                    boot: self.boot.clone().unwrap_or_default(),
+                    boot: self.boot.clone(),
                     missing_since: None,
                 };
                 self.known.insert(seen.id.clone(), known);
@@ -351,15 +328,16 @@ fn fill(seen: &mut Hca, known: &Hca, in_sight: impl Fn(&str) -> bool) {
     }
 }
 
-fn read(path: &Path) -> Result<Option<Document>, String> {
+/// What the file has; nothing where there is none.
+fn read(path: &Path) -> Result<Memory, String> {
     let text =
         trust::check_directory(trust::parent(path)).and_then(|()| trust::read(path, MAX_BYTES));
     let Some(text) = text.map_err(|error| error.to_string())? else {
-        return Ok(None);
+        return Ok(Memory::default());
     };
-    let document: Document = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-    match document.version {
-        VERSION => Ok(Some(document)),
-        other => Err(format!("its version is {other}")),
+    let memory: Memory = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    match memory.version {
+        Some(VERSION) => Ok(memory),
+        other => Err(format!("its version is {}", other.unwrap_or_default())),
     }
 }

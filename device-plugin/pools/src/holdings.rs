@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use hca::{HcaId, UnitId};
 use kubelet_api::client::PodDevices;
@@ -31,7 +31,7 @@ const CONFIRMATION_PERIOD: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone)]
 pub struct Holdings {
     units: Units,
-    asked: AskedAt,
+    asked: Instant,
     /// UIDs of the holders; `None` where the checkpoint was not read.
     owners: Option<Arc<Owners>>,
     /// What the kubelet's answer lacks: it did not answer, lists no pods yet, or its checkpoint cannot
@@ -56,24 +56,6 @@ enum State {
     Unlisted(Instant),
     /// Not listed twice. Kept as long as the checkpoint has it.
     Free,
-}
-
-/// When the kubelet was asked, by two clocks.
-#[derive(Debug, Clone, Copy)]
-pub struct AskedAt {
-    /// Wall clock, for comparison with the times of files.
-    pub time: SystemTime,
-    /// Monotonic clock.
-    pub at: Instant,
-}
-
-impl AskedAt {
-    pub fn now() -> Self {
-        Self {
-            time: SystemTime::now(),
-            at: Instant::now(),
-        }
-    }
 }
 
 /// Who holds an HCA, by the name of a unit: how it is held, and of which resource.
@@ -131,7 +113,7 @@ impl Holdings {
         list: &Result<Vec<PodDevices>, String>,
         checkpoint: &Result<Option<Checkpoint>, String>,
         node: &str,
-        asked: AskedAt,
+        asked: Instant,
     ) -> Result<Self, String> {
         let pods = list.as_deref().unwrap_or_default();
         let is_whole = !pods.iter().all(|pod| is_static(pod, node));
@@ -154,7 +136,7 @@ impl Holdings {
             of_resource.entry(id.to_owned()).or_insert(unit);
         };
         let not_listed = match is_whole {
-            true => State::Unlisted(asked.at),
+            true => State::Unlisted(asked),
             false => State::Held,
         };
         for (before, resource, id, was) in before.iter().flat_map(|before| before.iter()) {
@@ -168,7 +150,7 @@ impl Holdings {
                 (Some(now), _) if uids(&before.owners).is_some_and(|was| was != now) => continue,
                 (_, State::Held) => not_listed,
                 (_, State::Unlisted(since))
-                    if is_whole && asked.at.duration_since(since) >= CONFIRMATION_PERIOD =>
+                    if is_whole && asked.duration_since(since) >= CONFIRMATION_PERIOD =>
                 {
                     State::Free
                 }
@@ -233,13 +215,13 @@ impl Holdings {
     }
 
     /// When the kubelet was asked: what it allocated later is not in here.
-    pub fn asked(&self) -> AskedAt {
+    pub fn asked(&self) -> Instant {
         self.asked
     }
 
-    /// Whether the same pods hold the same units.
+    /// Whether the same pods hold the same units, and the same of them are listed.
     pub fn says_the_same(&self, other: &Self) -> bool {
-        self.held().eq(other.held())
+        self.units == other.units
     }
 
     /// HCAs that units in pods' hands name, whichever resource and device plugin they are of: the
@@ -363,7 +345,7 @@ mod tests {
         }
 
         /// What a whole list shows.
-        pub fn listed(all: Vec<Held>, asked: AskedAt) -> Self {
+        pub fn listed(all: Vec<Held>, asked: Instant) -> Self {
             let mut pods: Vec<PodDevices> = all.into_iter().map(listed_pod).collect();
             pods.push(of_a_daemon_set());
             let checkpoint = Err("not read".to_owned());
@@ -400,7 +382,7 @@ mod tests {
     /// A kubelet that is asked again and again.
     struct Kubelet {
         holdings: Option<Holdings>,
-        started: AskedAt,
+        started: Instant,
     }
 
     type Checkpointed<'c> = Result<&'c [(&'c str, &'c str, &'c str)], &'c str>;
@@ -409,7 +391,7 @@ mod tests {
         fn new() -> Self {
             Self {
                 holdings: None,
-                started: AskedAt::now(),
+                started: Instant::now(),
             }
         }
 
@@ -422,10 +404,7 @@ mod tests {
             checkpoint: Checkpointed<'_>,
         ) -> Vec<String> {
             let later = Duration::from_secs(seconds);
-            let asked = AskedAt {
-                time: self.started.time + later,
-                at: self.started.at + later,
-            };
+            let asked = self.started + later;
             let list = list.map_err(str::to_owned).map(|pods| {
                 let pods = pods.iter();
                 let pods = pods.map(|(pod, ids)| listed_pod(held(pod, "rdma/a", "main", ids)));
@@ -471,7 +450,7 @@ mod tests {
                     &["0000:86:00.0_3e71787e_17", "pool_3e71787e_17"],
                 ),
             ],
-            AskedAt::now(),
+            Instant::now(),
         );
         let resource = ResourceName::parse("rdma/a").unwrap();
         let units: Vec<&str> = holdings.of(&resource).map(|(unit, _)| unit).collect();
@@ -542,7 +521,7 @@ mod tests {
     fn an_answer_is_as_old_as_what_was_read_last() {
         let mut kubelet = Kubelet::new();
         kubelet.ask(1, Ok(&[DAEMON]), Ok(&[]));
-        let asked = |kubelet: &Kubelet| kubelet.holdings.as_ref().unwrap().asked().at;
+        let asked = |kubelet: &Kubelet| kubelet.holdings.as_ref().unwrap().asked();
         let before = asked(&kubelet);
         kubelet.ask(9, Err("no kubelet"), Err("no checkpoint"));
         assert_eq!(asked(&kubelet), before);

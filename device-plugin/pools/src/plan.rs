@@ -23,7 +23,7 @@ use crate::health::Damper;
 use crate::history::{Memory, Missing};
 use crate::holdings::{HcaAllocation, Holder, Holdings};
 use crate::host_snapshot::HostSnapshot;
-use crate::pool::{self, Excluded, Reason};
+use crate::pool::{self, Excluded, Held, Reason};
 use crate::slots;
 use crate::snapshot::{Slot, Snapshot, UnhealthyReason};
 use offers::Offers;
@@ -96,18 +96,13 @@ pub fn plan(
     let configured = config.pools.iter().map(|pool| pool.resource.to_string());
     history.memory.note_resources(configured);
     let (candidates, unusable) = history.memory.list(seen, time);
-    let node = pool::Node {
-        held: world.held(&history.memory),
-        undelivered: world.undelivered.clone(),
-        children: world.children.clone(),
-        in_use: world.bindings.in_use.clone(),
-    };
-    let mut pools = pool::assemble_on(config, &candidates, seen, &history.pools, &node);
+    let held = world.held(&history.memory);
+    let mut pools = pool::assemble_on(config, &candidates, seen, &history.pools, world, &held);
     history.forget_removed_functions(world, &mut pools.snapshots, &candidates, now);
     let mut due = history
         .damper
-        .damp(&mut pools.snapshots, &node.held, &config.damping, now);
-    let asked = world.allocated.as_ref().map(|held| held.asked().at);
+        .damp(&mut pools.snapshots, &held, &config.damping, now);
+    let asked = world.allocated.as_ref().map(|held| held.asked());
     let bindings_read = !world.bindings_unread;
     if history
         .offers
@@ -154,7 +149,7 @@ pub fn plan(
 impl World {
     /// Who holds each HCA: by units that name it, by a binding, or by units of a whole pool that has
     /// or had it.
-    fn held(&self, memory: &Memory) -> BTreeMap<HcaId, Vec<HcaAllocation>> {
+    fn held(&self, memory: &Memory) -> Held {
         let held = self.allocated.as_ref().map(|held| held.hcas());
         let mut held = held.unwrap_or_default();
         for (hca, binding) in &self.bindings.all {

@@ -15,6 +15,7 @@ use crate::config::{Config, Exclude, PoolConfig, PortHealth, ResourceName, Shari
 use crate::device_nodes::HcaDevices;
 use crate::holdings::{HcaAllocation, Holder};
 use crate::host_snapshot::HostSnapshot;
+use crate::plan::World;
 use crate::snapshot::{Health, Member, Snapshot, UnhealthyReason};
 
 /// Shares of an HCA whose ports have no GID table that pods fill (InfiniBand).
@@ -121,23 +122,13 @@ pub fn assemble(
     seen: &HostSnapshot,
     previous: &[Arc<Snapshot>],
 ) -> Pools {
-    let node = Node::default();
-    assemble_on(config, candidates, seen, previous, &node)
+    let world = World::default();
+    assemble_on(config, candidates, seen, previous, &world, &Held::new())
 }
 
-/// What of the node decides on pools beside its hardware.
-#[derive(Debug, Default)]
-pub struct Node {
-    /// HCAs that pods hold. What one of them has for itself, by whatever resource, is not offered to
-    /// another one. So a changed configuration cannot offer an HCA twice.
-    pub held: BTreeMap<HcaId, Vec<HcaAllocation>>,
-    /// Why containers do not get what CDI files say, by resource.
-    pub undelivered: BTreeMap<ResourceName, String>,
-    /// HCAs whose netdev returned from a pod that left a child on it, and what is to be said of it.
-    pub children: BTreeMap<HcaId, String>,
-    /// HCAs that no pod holds, and the process of an ended pod that uses each.
-    pub in_use: BTreeMap<HcaId, String>,
-}
+/// HCAs that pods hold. What one of them has for itself, by whatever resource, is not offered to
+/// another one. So a changed configuration cannot offer an HCA twice.
+pub type Held = BTreeMap<HcaId, Vec<HcaAllocation>>;
 
 /// The same on a node where more is known than its hardware.
 pub fn assemble_on(
@@ -145,7 +136,8 @@ pub fn assemble_on(
     candidates: &[Hca],
     seen: &HostSnapshot,
     previous: &[Arc<Snapshot>],
-    node: &Node,
+    world: &World,
+    held: &Held,
 ) -> Pools {
     let candidates: Vec<_> = candidates.iter().cloned().map(Arc::new).collect();
     let mut remarks = Vec::new();
@@ -154,7 +146,7 @@ pub fn assemble_on(
     let mut snapshots = Vec::new();
     let machine = Arc::new(seen.machine.clone());
     for pool in &config.pools {
-        let withheld = withheld(pool, config, &candidates, node);
+        let withheld = withheld(pool, config, &candidates, world);
         let mut members = Vec::new();
         let before = previous
             .iter()
@@ -163,7 +155,7 @@ pub fn assemble_on(
         // What the pool has not offered yet is not kept in it.
         let before = before.filter(|old| !old.waits_for_kubelet());
         for candidate in &candidates {
-            let held = node.held.get(&candidate.id).into_iter().flatten();
+            let held = held.get(&candidate.id).into_iter().flatten();
             // A unit that stands for the whole pool keeps no HCA in it.
             let is_pooled = matches!(pool.sharing, Sharing::Pooled { .. });
             let is_held = !is_pooled && held.clone().any(|holding| is_of(holding, pool));
@@ -181,7 +173,7 @@ pub fn assemble_on(
                     if withheld.is_none() {
                         claims.push((&candidate.id, pool));
                     }
-                    members.push(member(pool, candidate, seen, node));
+                    members.push(member(pool, candidate, seen, world));
                     continue;
                 }
                 Some(Some(reason)) => excluded.push(Excluded {
@@ -193,7 +185,7 @@ pub fn assemble_on(
             }
             // A container of its pod that starts again gets its nodes. Nobody else does.
             if is_held || before.clone().any(|old| old.hca.id == candidate.id) {
-                let mut member = member(pool, candidate, seen, node);
+                let mut member = member(pool, candidate, seen, world);
                 member.health.add(UnhealthyReason::Excluded);
                 members.push(member);
             }
@@ -247,12 +239,12 @@ fn withheld(
     pool: &PoolConfig,
     config: &Config,
     candidates: &[Arc<Hca>],
-    node: &Node,
+    world: &World,
 ) -> Option<UnhealthyReason> {
     let Sharing::Late(_) = pool.sharing else {
         return None;
     };
-    if let Some(obstacle) = node.undelivered.get(&pool.resource) {
+    if let Some(obstacle) = world.undelivered.get(&pool.resource) {
         return Some(UnhealthyReason::Delivery(format!(
             "binding late needs CDI, and {obstacle}"
         )));
@@ -345,7 +337,7 @@ fn obstacle(
     }
 }
 
-fn member(pool: &PoolConfig, hca: &Arc<Hca>, seen: &HostSnapshot, node: &Node) -> Member {
+fn member(pool: &PoolConfig, hca: &Arc<Hca>, seen: &HostSnapshot, world: &World) -> Member {
     let (nodes, lacking) = HcaDevices::scanned(hca, seen).nodes(&pool.nodes);
     let mode = (pool.sharing.is_shared()
         && seen.inventory.netns_mode == Some(NetnsMode::Exclusive))
@@ -366,10 +358,10 @@ fn member(pool: &PoolConfig, hca: &Arc<Hca>, seen: &HostSnapshot, node: &Node) -
         ))
     });
     let is_late = matches!(pool.sharing, Sharing::Late(_));
-    let undelivered = node.undelivered.get(&pool.resource).cloned();
+    let undelivered = world.undelivered.get(&pool.resource).cloned();
     let undelivered = undelivered.filter(|_| !is_late);
-    let child = node.children.get(&hca.id).cloned();
-    let process = node.in_use.get(&hca.id).cloned();
+    let child = world.children.get(&hca.id).cloned();
+    let process = world.bindings.in_use.get(&hca.id).cloned();
     let process = process.filter(|_| !pool.sharing.is_shared());
     // Of an HCA that cannot be read, nodes and ports are not known.
     let of_hca = match &hca.fault {
@@ -491,30 +483,16 @@ fn too_many(pool: &PoolConfig, units: u32, room: u32) -> String {
 
 /// Lowers all members alike until the list fits one message, so that it is never refused whole.
 fn fit_one_message(pool: &PoolConfig, members: &mut [Member], remarks: &mut Vec<String>) {
-    let bytes = |members: &[Member], most: u32| -> usize {
-        let unit = |member: &Member| {
-            let identity = member.hca.id.to_string().len() + "_01234567_".len() + 5;
-            let shares = usize::try_from(member.shares.min(most)).unwrap_or(usize::MAX);
-            shares.saturating_mul(identity + UNIT_BYTES)
-        };
-        members.iter().map(unit).fold(0, usize::saturating_add)
+    let shares = members.iter().map(|member| member.shares);
+    let asked = shares.max().unwrap_or_default();
+    let unit = |member: &Member| {
+        let identity = member.hca.id.to_string().len() + "_01234567_".len() + 5;
+        identity + UNIT_BYTES
     };
-    let asked = members
-        .iter()
-        .map(|member| member.shares)
-        .max()
-        .unwrap_or_default();
-    if bytes(members, asked) <= MESSAGE_BYTES {
+    let bytes: usize = members.iter().map(unit).sum();
+    let fits = u32::try_from(MESSAGE_BYTES / bytes.max(1)).unwrap_or(u32::MAX);
+    if asked <= fits {
         return;
-    }
-    let (mut fits, mut too_much) = (0, asked);
-    while too_much - fits > 1 {
-        let middle = fits + (too_much - fits) / 2;
-        if bytes(members, middle) <= MESSAGE_BYTES {
-            fits = middle;
-        } else {
-            too_much = middle;
-        }
     }
     members
         .iter_mut()

@@ -120,12 +120,6 @@ impl fmt::Display for UnhealthyReason {
 }
 
 impl Member {
-    /// Paths of its nodes of one class.
-    pub fn paths(&self, class: NodeClass) -> Vec<String> {
-        let nodes = self.nodes.iter().filter(|node| node.class == class);
-        nodes.map(|node| node.path.clone()).collect()
-    }
-
     /// Whether another pool offered it until a moment ago.
     pub fn waits_for_kubelet(&self) -> bool {
         self.health

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::commit::{Commit, commit};
-use super::contexts::{Context, Holders};
+use super::contexts::Holders;
 use super::evidence;
 use super::slot_files::remove_file;
 use super::store::Store;
@@ -33,7 +33,7 @@ use node_wire::{
 };
 use pools::binding::plan::{BindPlan, NotBound, belongs, bind_plan, kept, late_pool, requests};
 use pools::binding::record::{Binding, Bindings, ServedGpu, Stage};
-use pools::binding::state::{Asker, Evidence, Lacking, State, binding_state};
+use pools::binding::state::{Asker, Evidence, State, binding_state};
 use pools::checkpoint;
 use pools::config::TopologyConfig;
 use pools::deliver::slot::file_name;
@@ -41,8 +41,8 @@ use pools::gpus::{self, Gpus, PodGpus};
 use pools::holdings::Holdings;
 use pools::nccl;
 use pools::rails::by_policy;
-use tokio::sync::{Notify, watch};
-use tokio::time::{timeout, timeout_at};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout_at};
 
 /// How long an answer waits for the GPUs, whose drivers are asked.
 const GPUS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -54,25 +54,21 @@ const KUBELET_TIMEOUT: Duration = Duration::from_secs(1);
 const SCAN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the start of a container waits for the end of processes: the kubelet gives it 30 s.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often it looks, beside the kernel's word.
-const PROCESSES_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it looks whether they have.
+const PROCESSES_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Answers questions about bindings.
 #[derive(Debug)]
 pub(crate) struct Binder {
     pub(super) paths: Arc<NodePaths>,
-    pub(super) pods: Arc<Pods>,
+    pub(crate) pods: Arc<Pods>,
     pub(super) reports: watch::Receiver<Arc<Report>>,
     triggers: Triggers,
     pub(super) store: Arc<Store>,
     /// Sandboxes that were unbound in the last [`BIND_TIMEOUT`].
     unbound: Arc<Mutex<Vec<(Instant, String)>>>,
-    /// What lists of the kubelet lacked.
-    pub(super) lacking: Arc<Mutex<Lacking>>,
     /// Which pods have or had HCAs for themselves.
-    pub(super) holders: Arc<Holders>,
-    /// Notified when processes of a pod end.
-    pub(super) ended: Arc<Notify>,
+    pub(crate) holders: Arc<Holders>,
     /// Held while the GPUs are read: one read serves all who wait for it.
     reading: tokio::sync::Mutex<()>,
     /// The transactions.
@@ -84,7 +80,7 @@ pub(super) fn unavailable(why: impl std::fmt::Display) -> Failure {
     Failure::new(FailureKind::BindingsUnavailable, why.to_string())
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -104,9 +100,7 @@ impl Binder {
             triggers,
             store,
             unbound: Arc::default(),
-            lacking: Arc::default(),
             holders: Arc::default(),
-            ended: Arc::default(),
             reading: tokio::sync::Mutex::default(),
             files: readers.reader("binder", "the work on bindings", FILES_TIMEOUT),
             gpus: readers.reader("gpus", "the read of the GPUs", GPUS_TIMEOUT),
@@ -124,11 +118,6 @@ impl Binder {
         known.clone().unwrap_or_default()
     }
 
-    /// Whether a process is of a pod that has or had the HCA that it uses.
-    pub(crate) fn is_of_holder(&self, context: &Context) -> bool {
-        self.holders.has(context)
-    }
-
     /// Runs what waits for a disk, one at a time.
     pub(super) async fn blocking<T: Send + 'static>(
         &self,
@@ -143,12 +132,10 @@ impl Binder {
         held: Option<Arc<Holdings>>,
         asker: Option<Asker>,
     ) -> impl FnOnce() -> Result<Evidence, Failure> + Send + 'static {
-        let (paths, store, lacking) =
-            (self.paths.clone(), self.store.clone(), self.lacking.clone());
+        let (paths, store) = (self.paths.clone(), self.store.clone());
         move || {
             let bindings = store.load().map_err(unavailable)?;
-            let lacking = lock(&lacking).clone();
-            evidence::read(&paths, bindings, held, lacking, asker).map_err(unavailable)
+            evidence::read(&paths, bindings, held, asker).map_err(unavailable)
         }
     }
 
@@ -165,7 +152,7 @@ impl Binder {
         let bound = self.bind_pod(&pod, Some(sandbox), &needed, &units, asked);
         bound.await.map_err(|refused| {
             // What was refused may be mended by now: the runtime tries again soon.
-            self.triggers.send(Trigger::Binding);
+            self.triggers.send(Trigger::World);
             refused.failure
         })
     }
@@ -416,7 +403,6 @@ impl Binder {
             ));
         }
         while !unbound.is_empty() {
-            let ended = self.ended.notified();
             let units = self.pods.units(&pod).await?;
             let bound = self.bind_pod(&pod, None, &unbound, &units, Instant::now());
             match bound.await {
@@ -427,7 +413,7 @@ impl Binder {
                     break;
                 }
                 Err(refused) if refused.is_ending && started.elapsed() < START_TIMEOUT => {
-                    let _ = timeout(PROCESSES_INTERVAL, ended).await;
+                    sleep(PROCESSES_INTERVAL).await;
                 }
                 Err(refused) => return Err(refused.failure),
             }
@@ -579,4 +565,4 @@ fn served(gpus: &[ServedGpu]) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -5,16 +5,12 @@
 //! `kubepods/burstable/pod<UID>` (driver `cgroupfs`), `kubepods-burstable-pod<UID>.slice` (`systemd`,
 //! with `_` for `-`), either below `--cgroup-root`.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use nix::errno::Errno;
-use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use pools::binding::state::Processes;
-use tokio::sync::Notify;
 
 /// How far below the top a pod's cgroup is at most: kind has two levels above the kubelet's three.
 const DEPTH: u32 = 4;
@@ -118,41 +114,6 @@ pub(crate) fn pod_uid(cgroup: &str) -> Option<String> {
     })
 }
 
-/// Wakes when processes of pods end.
-#[derive(Default)]
-pub(crate) struct CgroupWatch {
-    watcher: Option<RecommendedWatcher>,
-    watched: BTreeSet<PathBuf>,
-}
-
-impl CgroupWatch {
-    /// Watches these cgroups and no others. `cgroup.events` changes, and the cgroup is removed.
-    pub(crate) fn follow(&mut self, cgroups: BTreeSet<PathBuf>, changed: &Arc<Notify>) {
-        if self.watcher.is_none() && !cgroups.is_empty() {
-            let changed = changed.clone();
-            // Without it the next round finds what ended.
-            self.watcher = notify::recommended_watcher(move |event: notify::Result<_>| {
-                let is_read = |event: &notify::Event| event.kind.is_access();
-                if !event.as_ref().is_ok_and(is_read) {
-                    changed.notify_waiters();
-                    changed.notify_one();
-                }
-            })
-            .ok();
-        }
-        let Some(watcher) = &mut self.watcher else {
-            return;
-        };
-        for over in self.watched.difference(&cgroups) {
-            let _ = watcher.unwatch(over);
-        }
-        for new in cgroups.difference(&self.watched) {
-            let _ = watcher.watch(new, RecursiveMode::NonRecursive);
-        }
-        self.watched = cgroups;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,18 +193,5 @@ mod tests {
         ] {
             assert_eq!(pod_uid(&text).as_deref(), expected, "{text}");
         }
-    }
-
-    #[tokio::test]
-    async fn the_watch_wakes_when_a_cgroup_changes() {
-        let dir = made(&["p"]);
-        let events = dir.path().join("p/cgroup.events");
-        fs::write(&events, "populated 1\n").unwrap();
-        let (mut watch, changed) = (CgroupWatch::default(), Arc::new(Notify::new()));
-        watch.follow(BTreeSet::from([dir.path().join("p")]), &changed);
-        fs::write(&events, "populated 0\n").unwrap();
-        let woken = tokio::time::timeout(std::time::Duration::from_secs(5), changed.notified());
-        woken.await.unwrap();
-        watch.follow(BTreeSet::new(), &changed);
     }
 }

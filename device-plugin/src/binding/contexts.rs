@@ -111,7 +111,7 @@ impl Holders {
     }
 
     /// Whether a process is of a pod that has or had the HCA that it uses.
-    pub(super) fn has(&self, context: &Context) -> bool {
+    pub(crate) fn has(&self, context: &Context) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.contains(&context.holder())
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use attachment::journal::Journal;
 use attachment::part::Part;
 use pools::binding::record::Bindings;
-use pools::binding::state::{Asker, Attached, Evidence, Lacking, Processes};
+use pools::binding::state::{Asker, Attached, Evidence, Processes};
 use pools::holdings::Holdings;
 
 use super::containers;
@@ -20,7 +20,6 @@ pub(crate) fn read(
     paths: &NodePaths,
     bindings: Arc<Bindings>,
     held: Option<Arc<Holdings>>,
-    lacking: Lacking,
     asker: Option<Asker>,
 ) -> Result<Evidence, String> {
     let root = &paths.cgroup_dir;
@@ -38,7 +37,6 @@ pub(crate) fn read(
         cgroup: uid.and_then(|uid| containers::find(root, uid)),
         allocated: allocated.collect(),
         held,
-        lacking,
         processes: processes.collect(),
         asker,
         now: Instant::now(),

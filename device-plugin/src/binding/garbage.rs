@@ -13,14 +13,13 @@ use node_wire::Failure;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::binder::{Binder, free, lock, placed};
-use super::containers::CgroupWatch;
+use super::binder::{Binder, free, placed};
 use super::contexts;
 use crate::node_paths::NodePaths;
 use crate::report::Report;
 use pools::binding::plan;
 use pools::binding::record::Bindings;
-use pools::binding::state::{Evidence, PROCESSES, State, binding_state, lacking, why_ended};
+use pools::binding::state::{Evidence, State, binding_state, ended};
 use pools::deliver::slot::file_name;
 use pools::gpus::Gpus;
 use pools::holdings::Holdings;
@@ -29,62 +28,42 @@ use pools::holdings::Holdings;
 const INTERVAL: Duration = Duration::from_secs(15);
 /// The same while bindings or the kubelet's word are not known.
 const START_INTERVAL: Duration = Duration::from_secs(1);
-/// How long events are gathered.
-const GATHER_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the kubelet may take to say who has an HCA that a process uses.
 const KUBELET_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Rounds until `stop`: at each list of the kubelet that has news, when processes of a pod end, and
-/// every [`INTERVAL`]. `held` has the kubelet's newest list, also where it is no news.
+/// Rounds until `stop`: at each list of the kubelet that has news, and every [`INTERVAL`]. `held` has the
+/// kubelet's newest list, also where it is no news.
 pub(crate) async fn keep_tidy(
     binder: Arc<Binder>,
     mut held: watch::Receiver<Option<Arc<Holdings>>>,
     stop: CancellationToken,
 ) {
-    let mut watch = CgroupWatch::default();
-    let mut bindings = binder.store.subscribe();
     let mut logged = None;
     loop {
         let newest = held.borrow_and_update().clone();
-        let failed = binder
-            .tidy(newest)
-            .await
-            .err()
-            .map(|failure| failure.message);
+        let is_known = newest.is_some();
+        let failed = binder.tidy(newest).await.err();
+        let failed = failed.map(|failure| failure.message);
         if let Some(error) = failed.as_ref().filter(|_| logged != failed) {
             tracing::warn!(error, "cannot find out which bindings are over");
         }
         logged = failed;
-        let interval = match logged.is_some() || held.borrow().is_none() {
-            true => START_INTERVAL,
-            false => INTERVAL,
+        let interval = match logged.is_none() && is_known {
+            true => INTERVAL,
+            false => START_INTERVAL,
         };
-        let next = tokio::time::sleep(interval);
-        tokio::pin!(next);
-        loop {
-            let all = bindings.borrow_and_update().clone().unwrap_or_default();
-            let cgroups = all.all.values().filter_map(|one| one.cgroup.as_ref());
-            let root = &binder.paths.cgroup_dir;
-            watch.follow(
-                cgroups.map(|cgroup| root.join(cgroup)).collect(),
-                &binder.ended,
-            );
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = &mut next => break,
-                Ok(()) = held.changed() => break,
-                () = binder.ended.notified() => break,
-                Ok(()) = bindings.changed() => {}
-            }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
+            Ok(()) = held.changed() => {}
         }
-        tokio::time::sleep(GATHER_INTERVAL).await;
     }
 }
 
 impl Binder {
     async fn tidy(&self, held: Option<Arc<Holdings>>) -> Result<(), Failure> {
         let read = self.evidence(held, None);
-        let (store, paths, known) = (self.store.clone(), self.paths.clone(), self.lacking.clone());
+        let (store, paths) = (self.store.clone(), self.paths.clone());
         let (report, gpus) = (self.report(), self.known_gpus());
         let (hcas, holders) = (report.exclusive_hcas(), self.holders.clone());
         let round = move || -> Result<_, Failure> {
@@ -101,21 +80,15 @@ impl Binder {
             if let Err(error) = removed {
                 tracing::warn!(error, "cannot remove CDI files that no binding has");
             }
-            let mut ended = BTreeMap::new();
-            for (hca, one) in &evidence.bindings.all {
-                match binding_state(one, &evidence) {
-                    State::Over(why) => free(&store, &paths, one, why)?,
-                    State::InUse(PROCESSES) => drop(ended.insert(hca.clone(), PROCESSES)),
-                    State::InUse(_) | State::Unknown(_) => {
-                        ended.extend(why_ended(one, &evidence).map(|why| (hca.clone(), why)));
-                    }
+            for one in evidence.bindings.all.values() {
+                if let State::Over(why) = binding_state(one, &evidence) {
+                    free(&store, &paths, one, why)?;
                 }
             }
-            *lock(&known) = lacking(&evidence);
             let free_aligned = gpus.map(|gpus| free_aligned(&report, &gpus, &paths, &evidence));
             let used = contexts::read(&paths.host, &hcas);
             let used = used.map(|used| holders.note(used, &evidence));
-            Ok((ended, used, free_aligned.unwrap_or_default()))
+            Ok((ended(&evidence), used, free_aligned.unwrap_or_default()))
         };
         let (ended, used, free_aligned) = self.blocking(round).await??;
         let in_use = match used {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use attachment::journal::Lock;
 use hca::HcaId;
-use pools::binding::record::{Binding, Bindings, Since, VERSION};
+use pools::binding::record::{Binding, Bindings, Ended, Since, VERSION};
 use tokio::sync::watch;
 
 /// The directory below that of the node's sockets.
@@ -24,76 +24,53 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// A binding has some hundred bytes, and some more for each GPU.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The bindings of a node.
-#[derive(Debug, Clone)]
-pub(crate) struct BindingDirectory {
-    directory: PathBuf,
+/// All bindings of a node, whose sockets are in this directory.
+///
+/// # Errors
+/// The directory of bindings is there and cannot be listed.
+pub(crate) fn read(run_dir: &Path) -> io::Result<Bindings> {
+    let mut bindings = Bindings::default();
+    let entries = match fs::read_dir(run_dir.join(DIRECTORY)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(bindings),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        // Half-written files begin with a dot, which no HCA does.
+        let name = entry.file_name();
+        let Some(hca) = name.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        match read_one(&entry.path(), &hca) {
+            Ok(Some(binding)) => drop(bindings.all.insert(hca, binding)),
+            // Removed between the two reads.
+            Ok(None) => {}
+            Err(why) => drop(bindings.unreadable.insert(hca, why)),
+        }
+    }
+    Ok(bindings)
 }
 
-impl BindingDirectory {
-    /// Below the directory of the node's sockets.
-    pub(crate) fn at(run_dir: &Path) -> Self {
-        Self {
-            directory: run_dir.join(DIRECTORY),
-        }
+fn read_one(path: &Path, hca: &HcaId) -> Result<Option<Binding>, String> {
+    let failed = |error: &dyn std::fmt::Display| format!("binding {}: {error}", path.display());
+    let text = node::trust::read(path, MAX_BYTES).map_err(|error| failed(&error))?;
+    let Some(text) = text else {
+        return Ok(None);
+    };
+    let binding: Binding = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
+    if binding.version != VERSION || binding.hca != *hca {
+        return Err(failed(&format_args!(
+            "it is version {} of a binding of {}",
+            binding.version, binding.hca
+        )));
     }
-
-    /// All bindings.
-    ///
-    /// # Errors
-    /// The directory is there and cannot be listed.
-    pub(crate) fn read(&self) -> io::Result<Bindings> {
-        let mut bindings = Bindings::default();
-        let entries = match fs::read_dir(&self.directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(bindings),
-            entries => entries?,
-        };
-        for entry in entries {
-            let entry = entry?;
-            // Half-written files begin with a dot, which no HCA does.
-            let Some(hca) = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok())
-            else {
-                continue;
-            };
-            match self.read_one(&hca) {
-                Ok(Some(binding)) => drop(bindings.all.insert(hca, binding)),
-                // Removed between the two reads.
-                Ok(None) => {}
-                Err(why) => drop(bindings.unreadable.insert(hca, why)),
-            }
-        }
-        Ok(bindings)
-    }
-
-    fn read_one(&self, hca: &HcaId) -> Result<Option<Binding>, String> {
-        let path = self.directory.join(hca.to_string());
-        let failed = |error: &dyn std::fmt::Display| format!("binding {}: {error}", path.display());
-        let text = node::trust::read(&path, MAX_BYTES).map_err(|error| failed(&error))?;
-        let Some(text) = text else {
-            return Ok(None);
-        };
-        let binding: Binding = serde_json::from_slice(&text).map_err(|error| failed(&error))?;
-        if binding.version != VERSION || binding.hca != *hca {
-            return Err(failed(&format_args!(
-                "it is version {} of a binding of {}",
-                binding.version, binding.hca
-            )));
-        }
-        Ok(Some(binding))
-    }
-
-    fn path_of(&self, hca: &HcaId) -> PathBuf {
-        self.directory.join(hca.to_string())
-    }
+    Ok(Some(binding))
 }
 
 /// The bindings of this daemon.
 #[derive(Debug)]
 pub(crate) struct Store {
-    files: BindingDirectory,
+    run_dir: PathBuf,
     all: watch::Sender<Option<Arc<Bindings>>>,
     /// Held while bindings change; what it holds keeps other daemons from them.
     writer: Mutex<Option<Lock>>,
@@ -103,7 +80,7 @@ impl Store {
     /// Nothing is known before [`Store::load`].
     pub(crate) fn at(run_dir: &Path) -> Self {
         Self {
-            files: BindingDirectory::at(run_dir),
+            run_dir: run_dir.to_owned(),
             all: watch::Sender::new(None),
             writer: Mutex::new(None),
         }
@@ -112,6 +89,10 @@ impl Store {
     /// The bindings as they are, and whenever they change; none until they were read.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Arc<Bindings>>> {
         self.all.subscribe()
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.run_dir.join(DIRECTORY)
     }
 
     fn writer(&self) -> MutexGuard<'_, Option<Lock>> {
@@ -129,7 +110,7 @@ impl Store {
             return Ok(known);
         }
         // A node without bindings has no file of ours.
-        if self.files.directory.exists() {
+        if self.directory().exists() {
             self.lock(&mut writer)?;
         }
         self.read()
@@ -137,7 +118,7 @@ impl Store {
 
     fn lock(&self, writer: &mut Option<Lock>) -> Result<(), String> {
         if writer.is_none() {
-            let path = self.files.directory.with_extension("lock");
+            let path = self.directory().with_extension("lock");
             let lock = Lock::exclusive(&path, DIRECTORY, LOCK_TIMEOUT);
             *writer = Some(lock.map_err(|error| {
                 format!(
@@ -150,9 +131,9 @@ impl Store {
     }
 
     fn read(&self) -> Result<Arc<Bindings>, String> {
-        let directory = self.files.directory.display();
-        let read = self.files.read();
-        let mut read = read.map_err(|error| format!("list {directory}: {error}"))?;
+        let read = read(&self.run_dir);
+        let mut read =
+            read.map_err(|error| format!("list {}: {error}", self.directory().display()))?;
         let known = self.all.borrow().clone().unwrap_or_default();
         read.in_use.clone_from(&known.in_use);
         read.ended.clone_from(&known.ended);
@@ -190,7 +171,7 @@ impl Store {
     /// It is another one by now; what the kernel said.
     pub(crate) fn put(&self, binding: &Binding, before: Option<&Binding>) -> Result<(), String> {
         let mut writer = self.writer();
-        let made = node::file::make_directories(&self.files.directory);
+        let made = node::file::make_directories(&self.directory());
         made.map_err(|error| format!("bind {}: {error}", binding.hca))?;
         if writer.is_none() {
             self.lock(&mut writer)?;
@@ -208,12 +189,15 @@ impl Store {
         if before == Some(binding) {
             return Ok(());
         }
-        let path = self.files.path_of(&binding.hca);
+        let path = self.directory().join(binding.hca.to_string());
         // Strings, numbers and lists: this does not fail.
         let text = serde_json::to_string(binding).unwrap_or_default();
         let written = node::file::replace_in_boot(&path, text);
         written.map_err(|error| format!("bind {}: {error}", binding.hca))?;
-        self.change(|all| drop(all.all.insert(binding.hca.clone(), binding.clone())));
+        self.change(|all| {
+            all.ended.remove(&binding.hca);
+            all.all.insert(binding.hca.clone(), binding.clone());
+        });
         Ok(())
     }
 
@@ -223,7 +207,7 @@ impl Store {
     /// What the kernel said.
     pub(crate) fn remove(&self, hca: &HcaId) -> Result<(), String> {
         let _writer = self.writer();
-        match fs::remove_file(self.files.path_of(hca)) {
+        match fs::remove_file(self.directory().join(hca.to_string())) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(format!("free {hca}: {error}"));
             }
@@ -236,13 +220,14 @@ impl Store {
     /// Takes note of bindings whose pods have ended, and of HCAs that processes of ended pods use.
     pub(crate) fn note(
         &self,
-        ended: BTreeMap<HcaId, &'static str>,
+        ended: BTreeMap<HcaId, Ended>,
         in_use: Option<BTreeMap<HcaId, String>>,
         free_aligned: BTreeMap<String, usize>,
     ) {
         let _writer = self.writer();
         self.change(|all| {
             all.ended = ended;
+            all.ended.retain(|hca, _| all.all.contains_key(hca));
             all.free_aligned = free_aligned;
             all.in_use = in_use.unwrap_or(std::mem::take(&mut all.in_use));
         });
@@ -272,7 +257,7 @@ mod tests {
     fn what_is_written_reads_back_and_memory_says_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::at(dir.path());
-        let read = || BindingDirectory::at(dir.path()).read().unwrap();
+        let read = || super::read(dir.path()).unwrap();
         let known = store.subscribe();
         assert!(known.borrow().is_none());
         assert_eq!(*store.load().unwrap(), Bindings::default());
@@ -340,7 +325,7 @@ mod tests {
         let hca: HcaId = "0000:3b:00.0".parse().unwrap();
         store.put(&binding("0000:3b:00.0", "x"), None).unwrap();
         let directory = dir.path().join("bindings");
-        let read = || BindingDirectory::at(dir.path()).read().unwrap();
+        let read = || super::read(dir.path()).unwrap();
         for text in ["", "{", "[]", "{\"version\": 2}"] {
             fs::write(directory.join("0000:3b:00.0"), text).unwrap();
             assert!(read().all.is_empty() && read().has(&hca));

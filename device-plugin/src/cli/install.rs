@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use node::cni_program;
 
-use crate::install::{self, Outcome};
+use crate::install;
 use anyhow::Context;
 
 /// Installs the CNI programs, and the node's policy where one is given.
@@ -46,12 +46,7 @@ impl Install {
         if let Some(policy) = &self.policy {
             let node = self.node.as_deref().filter(|name| !name.is_empty());
             let outcome = install::policy(policy, &self.policy_to, node)?;
-            writeln!(
-                out,
-                "{}: {}",
-                self.policy_to.display(),
-                display(&outcome, None)
-            )?;
+            writeln!(out, "{}: {outcome}", self.policy_to.display())?;
         }
         let from = match &self.from {
             Some(from) => from.clone(),
@@ -64,27 +59,8 @@ impl Install {
         let rdmactl = self.with_rdmactl.then_some("rdmactl");
         for name in cni_program::NAMES.into_iter().chain(rdmactl) {
             let outcome = install::program(&from.join(name), &self.to)?;
-            let new = Some(env!("CARGO_PKG_VERSION"));
-            writeln!(
-                out,
-                "{}: {}",
-                self.to.join(name).display(),
-                display(&outcome, new)
-            )?;
+            writeln!(out, "{}: {outcome}", self.to.join(name).display())?;
         }
         Ok(())
     }
-}
-
-fn display(outcome: &Outcome, new: Option<&str>) -> String {
-    let (what, old) = match outcome {
-        Outcome::Unchanged => return "already up to date".to_owned(),
-        Outcome::Installed => ("installed", None),
-        Outcome::Replaced { version } => ("replaced", version.as_ref()),
-    };
-    let old = old.map(|old| format!(" version {old}")).unwrap_or_default();
-    let new = new
-        .map(|new| format!(", now version {new}"))
-        .unwrap_or_default();
-    format!("{what}{old}{new}")
 }

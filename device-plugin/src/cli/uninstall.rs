@@ -12,7 +12,7 @@ use node::policy::Policy;
 use node_server::flags::NodePolicy;
 
 use super::flags::RUN_DIR;
-use crate::uninstall::{self, Places, Refusal};
+use crate::uninstall::{self, Places};
 
 /// Removes what was put on this node: CNI programs, journal, policy. Refuses while a pod has an
 /// interface or an address of it.
@@ -68,13 +68,15 @@ impl Uninstall {
     pub(super) fn run(&self, out: &mut impl Write) -> anyhow::Result<()> {
         Policy::check_named(&self.node.policy)?;
         let places = Places {
-            root: self.host_root.clone(),
+            node: attachment::node::Places {
+                root: self.host_root.clone(),
+                policy: self.node.policy.clone(),
+                node: self.node.name(),
+            },
             cni_bin: (self.cni_bin_dir.clone())
                 .unwrap_or_else(|| self.host_root.join("opt/cni/bin")),
-            policy: self.node.policy.clone(),
             run: self.run_dir.clone(),
             cdi: self.cdi_dir.clone(),
-            node: self.node.name(),
         };
         let ended = match self.wait || self.stay {
             true => Some(end_signal()?),
@@ -89,31 +91,22 @@ impl Uninstall {
         };
         while let Err(refusal) = ready() {
             let Some(ended) = ended.as_ref().filter(|_| self.wait) else {
-                return Err(refusal.into());
+                return Err(refusal);
             };
             let mut said = std::io::stderr().lock();
             let _ = writeln!(said, "waiting: {refusal}");
             // The daemon, which did this, is gone.
-            if let Refusal::InUse(_) = refusal {
-                for line in uninstall::free_leases(&places) {
-                    let _ = writeln!(said, "{line}");
-                }
+            for line in uninstall::free_leases(&places) {
+                let _ = writeln!(said, "{line}");
             }
             if ended.recv_timeout(RETRY_INTERVAL).is_ok() {
-                return Err(refusal.into());
+                return Err(refusal);
             }
         }
         if !self.yes {
             return Ok(writeln!(out, "nothing on this node is in use")?);
         }
-        let mut lines = String::new();
-        let removed = uninstall::remove(&places, |path, what| {
-            lines += &format!("{}: {what}\n", path.display());
-        });
-        out.write_all(lines.as_bytes())?;
-        removed.map_err(|(path, error)| {
-            anyhow::Error::new(error).context(format!("remove {}", path.display()))
-        })?;
+        uninstall::remove(&places, out)?;
         writeln!(out, "uninstalled from this node")?;
         out.flush().context("print")?;
         if let Some(ended) = ended.filter(|_| self.stay) {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use node::file::FileId;
@@ -14,9 +13,9 @@ use crate::reader::{Reader, Readers};
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Reads the checkpoint on a thread of its own: it may be on a disk that hangs.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct CheckpointReader {
-    reader: Arc<Reader>,
+    reader: Reader,
     directory: PathBuf,
 }
 
@@ -24,7 +23,7 @@ impl CheckpointReader {
     pub(crate) fn new(readers: &Readers, directory: &Path) -> Self {
         let what = "the read of the kubelet's checkpoint";
         Self {
-            reader: Arc::new(readers.reader("checkpoint", what, TIMEOUT)),
+            reader: readers.reader("checkpoint", what, TIMEOUT),
             directory: directory.to_owned(),
         }
     }

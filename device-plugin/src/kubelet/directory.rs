@@ -45,7 +45,6 @@ pub(crate) struct Contents {
 /// A socket that listens.
 #[derive(Debug)]
 pub(crate) struct Bound {
-    pub listener: UnixListener,
     pub id: SocketId,
     /// The kubelet's registration socket then.
     pub kubelet: Option<SocketId>,
@@ -103,7 +102,7 @@ impl Directory {
     ///
     /// # Errors
     /// What the kernel said, or that the directory does not answer.
-    pub(crate) async fn bind(&self, name: SocketName) -> io::Result<Bound> {
+    pub(crate) async fn bind(&self, name: SocketName) -> io::Result<(UnixListener, Bound)> {
         let bound = self.run(move |directory| {
             sweep(directory, &name);
             let path = directory.join(name.as_str());
@@ -113,12 +112,7 @@ impl Directory {
             let kubelet = SocketId::of(&directory.join(KUBELET_SOCKET));
             // Last: what is read in the directory later is newer than all of this.
             let at = Instant::now();
-            Ok(Bound {
-                listener,
-                id,
-                kubelet,
-                at,
-            })
+            Ok((listener, Bound { id, kubelet, at }))
         });
         bound.await?
     }

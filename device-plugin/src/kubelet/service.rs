@@ -4,7 +4,7 @@
 //! while it admits pods one by one. `PreStartContainer`, of which the kubelet waits 30 s for the answer,
 //! reads the HCAs of the container's units, or binds slots.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hca::{Host, UnitId};
@@ -14,18 +14,18 @@ use kubelet_api::deviceplugin::{
     Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse,
 };
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::checkpoint::CheckpointReader;
 use super::promised::{self, Promise, Promises};
 use crate::binding::binder::Binder;
 use crate::binding::contexts;
+use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
-use pools::allocate::{self, Refused};
-use pools::config::{Delivery, PoolConfig, ResourceName, Sharing};
+use pools::allocate;
+use pools::config::{PoolConfig, ResourceName};
 use pools::deliver::device_info;
 use pools::snapshot::Snapshot;
 
@@ -54,60 +54,30 @@ pub(crate) struct State {
     pub registrations_without_stream: u32,
 }
 
-/// What sessions ask of other tasks.
-#[derive(Debug, Clone)]
-pub(crate) struct Requests {
-    files: mpsc::Sender<device_info::Files>,
-    allocated: Arc<Notify>,
-    binder: Arc<OnceLock<Arc<Binder>>>,
-}
-
-/// Where requests arrive.
+/// What the services of all resources use.
 #[derive(Debug)]
-pub(crate) struct RequestReceivers {
+pub(crate) struct Helpers {
+    pub host: Host,
+    /// Reads the HCAs of a container before it starts.
+    pub hcas: Reader,
     /// Device information to be written.
-    pub files: mpsc::Receiver<device_info::Files>,
-    /// Notified when an Allocate was answered with devices.
-    pub allocated: Arc<Notify>,
-    /// To be set: what binds slots.
-    pub binder: Arc<OnceLock<Arc<Binder>>>,
+    pub files: mpsc::Sender<device_info::Files>,
+    pub binder: Arc<Binder>,
 }
 
-impl Requests {
-    /// A way to ask, and where it arrives.
-    pub(crate) fn new() -> (Self, RequestReceivers) {
-        let (sender, files) = mpsc::channel(256);
-        let requests = Self {
-            files: sender,
-            allocated: Arc::default(),
-            binder: Arc::default(),
-        };
-        let receivers = RequestReceivers {
+impl Helpers {
+    pub(crate) fn new(
+        readers: &Readers,
+        paths: &NodePaths,
+        files: mpsc::Sender<device_info::Files>,
+        binder: Arc<Binder>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            host: paths.host.clone(),
+            hcas: readers.reader("hcas", "the read of a container's HCAs", READ_TIMEOUT),
             files,
-            allocated: requests.allocated.clone(),
-            binder: requests.binder.clone(),
-        };
-        (requests, receivers)
-    }
-
-    /// Whether a container with slots may start. What that changes is done to its end, also if the
-    /// kubelet gives up.
-    async fn start(&self, resource: &ResourceName, ids: Vec<String>) -> Result<(), Status> {
-        let over = || Status::unavailable("the device plugin is starting or stopping");
-        let binder = self.binder.get().cloned().ok_or_else(over)?;
-        let pool = resource.to_string();
-        let start = tokio::spawn(async move { binder.start(&pool, &ids).await });
-        start.await.map_err(|_| over())?.map_err(|failure| {
-            tracing::error!(%resource, why = failure.message, "a container is not started");
-            Status::failed_precondition(failure.message)
+            binder,
         })
-    }
-
-    /// Has files written some time soon; never waits.
-    fn write(&self, files: device_info::Files) {
-        if !files.is_empty() && self.files.try_send(files).is_err() {
-            tracing::warn!("device information is not written: too much is waiting already");
-        }
     }
 }
 
@@ -121,36 +91,15 @@ pub(crate) struct Plugin {
     pub(super) feed: Feed,
     /// Allocations that were answered, for metrics.
     pub(crate) allocations: Arc<AllocationCounts>,
-    /// What is asked of the daemon.
-    pub(super) requests: Requests,
+    helpers: Arc<Helpers>,
     /// What containers were allocated.
     promises: Promises,
-    reads: StartReads,
-}
-
-/// What is read before a container starts.
-#[derive(Debug, Clone)]
-pub(crate) struct StartReads {
-    host: Host,
-    hcas: Arc<Reader>,
-    checkpoint: CheckpointReader,
-}
-
-impl StartReads {
-    pub(crate) fn new(readers: &Readers, host: Host, checkpoint: CheckpointReader) -> Self {
-        let what = "the read of a container's HCAs";
-        Self {
-            host,
-            hcas: Arc::new(readers.reader("hcas", what, READ_TIMEOUT)),
-            checkpoint,
-        }
-    }
 }
 
 /// Whether the kubelet has to ask before each start of a container: paths of device nodes that it keeps
 /// may be another HCA's by then, and slots are bound to HCAs. What is in a CDI file is of now.
 pub(crate) fn asks_before_start(pool: &PoolConfig) -> bool {
-    pool.delivery == Delivery::DeviceSpecs || matches!(pool.sharing, Sharing::Late(_))
+    !pool.has_file()
 }
 
 /// The gRPC service of a resource on one socket.
@@ -179,18 +128,29 @@ impl Plugin {
         resource: ResourceName,
         asks_before_start: bool,
         feed: Feed,
-        requests: Requests,
-        reads: StartReads,
+        helpers: Arc<Helpers>,
     ) -> Self {
         Self {
             resource,
             asks_before_start,
             feed,
             allocations: Arc::default(),
-            requests,
+            helpers,
             promises: Promises::default(),
-            reads,
         }
+    }
+
+    /// Whether a container with slots may start. What that changes is done to its end, also if the
+    /// kubelet gives up.
+    async fn start(&self, ids: Vec<String>) -> Result<(), Status> {
+        let resource = &self.resource;
+        let (binder, pool) = (self.helpers.binder.clone(), resource.to_string());
+        let start = tokio::spawn(async move { binder.start(&pool, &ids).await });
+        let over = |_| Status::unavailable("the device plugin is stopping");
+        start.await.map_err(over)?.map_err(|failure| {
+            tracing::error!(%resource, why = failure.message, "a container is not started");
+            Status::failed_precondition(failure.message)
+        })
     }
 
     fn snapshot(&self) -> Result<Arc<Snapshot>, Status> {
@@ -206,22 +166,23 @@ impl Plugin {
         let containers = request.container_requests.iter();
         let container_responses: Vec<_> = containers
             .map(|container| allocate::allocate(&snapshot, &container.devices_ids))
-            .collect::<Result<_, Refused>>()
-            .map_err(|refused| {
-                tracing::warn!(resource = %self.resource, error = %refused, "allocation refused");
-                match refused {
-                    Refused::NoSuchUnit { .. } => Status::invalid_argument(refused.to_string()),
-                    Refused::Unusable { .. } => Status::failed_precondition(refused.to_string()),
-                }
+            .collect::<Result<_, String>>()
+            .map_err(|error| {
+                tracing::warn!(resource = %self.resource, error, "allocation refused");
+                Status::failed_precondition(error)
             })?;
         let containers = request.container_requests.into_iter();
         for (container, response) in containers.zip(&container_responses) {
             let ids = container.devices_ids;
-            self.requests.write(device_info::files(&snapshot, &ids));
+            let files = device_info::files(&snapshot, &ids);
+            // Written some time soon; nothing waits for it here.
+            if !files.is_empty() && self.helpers.files.try_send(files).is_err() {
+                tracing::warn!("device information is not written: too much is waiting already");
+            }
             let promise = Promise::of(&snapshot, &ids, response);
             self.promises.note(ids, promise);
         }
-        self.requests.allocated.notify_one();
+        self.helpers.binder.pods.allocated.notify_one();
         Ok(AllocateResponse {
             container_responses,
         })
@@ -238,11 +199,8 @@ impl Plugin {
                 let snapshot = self.feed.borrow().clone();
                 let named = promised::named_hcas(ids, snapshot.as_deref());
                 let (resource, units) = (self.resource.to_string(), ids.to_vec());
-                let nodes = self
-                    .reads
-                    .checkpoint
-                    .allocated_nodes(resource, units)
-                    .await?;
+                let checkpoint = &self.helpers.binder.pods.checkpoint;
+                let nodes = checkpoint.allocated_nodes(resource, units).await?;
                 let are_certain = named.is_some();
                 let of_pool = || snapshot.as_deref().map(promised::hcas_of_pool);
                 let hcas = named.or_else(of_pool).unwrap_or_default();
@@ -253,8 +211,8 @@ impl Plugin {
                 (promises.collect(), are_certain)
             }
         };
-        let host = self.reads.host.clone();
-        let read = self.reads.hcas.run(move || {
+        let host = self.helpers.host.clone();
+        let read = self.helpers.hcas.run(move || {
             let differences = promises.iter().map(|one| promised::difference(&host, one));
             differences.collect::<Result<Vec<_>, _>>()
         });
@@ -284,14 +242,14 @@ impl Plugin {
         let hcas = promised::named_hcas(ids, Some(&snapshot))?.into_iter();
         let devices =
             hcas.flat_map(|(hca, names)| names.into_iter().map(move |name| (name, hca.clone())));
-        let (host, devices) = (self.reads.host.clone(), devices.collect());
-        let used = self.reads.hcas.run(move || contexts::read(&host, &devices));
+        let helpers = &self.helpers;
+        let (host, devices) = (helpers.host.clone(), devices.collect());
+        let used = helpers.hcas.run(move || contexts::read(&host, &devices));
         let used = used.await.ok()?.filter(|used| !used.is_empty())?;
-        let checkpoint = self.reads.checkpoint.read(None).await.ok()??;
+        let checkpoint = helpers.binder.pods.checkpoint.read(None).await.ok()??;
         let own = checkpoint.owners.uid(self.resource.as_str(), ids)?;
-        let binder = self.requests.binder.get()?;
         let mut others = used.into_iter().filter(|one| one.pod != own);
-        let other = others.find(|one| binder.is_of_holder(one))?;
+        let other = others.find(|one| helpers.binder.holders.has(one))?;
         Some(format!(
             "{} of {} cannot be used: {other}",
             other.hca, self.resource
@@ -380,7 +338,7 @@ impl DevicePlugin for Service {
         let snapshot = plugin.feed.borrow().clone();
         let is_late = snapshot.is_none_or(|snapshot| snapshot.late().is_some());
         if is_late && ids.iter().any(is_slot) {
-            plugin.requests.start(resource, ids).await?;
+            plugin.start(ids).await?;
             return Ok(Response::new(PreStartContainerResponse {}));
         }
         if let Some(why) = plugin.user_of_another_pod(&ids).await {

@@ -28,7 +28,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 
-use super::directory::{Contents, Directory, SocketId};
+use super::directory::{Bound, Contents, Directory};
 use super::service::{Plugin, Service, State};
 use pools::config::ResourceName;
 
@@ -119,30 +119,19 @@ impl SocketName {
     }
 }
 
-/// Why a session starts over.
+/// What a session does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
-    /// Asked to stop.
+enum Next {
     Stop,
-    /// Our socket file is gone.
-    SocketGone,
-    /// `kubelet.sock` was replaced.
-    KubeletRestarted,
-    /// The kubelet did not take the registration.
-    Refused,
-    /// No stream came since the registration.
-    NoStream,
-    /// The stream ended.
-    StreamEnded,
+    /// Starts over at once: `kubelet.sock` was replaced.
+    Again,
+    /// Starts over after a pause.
+    Pause,
 }
 
 /// A served socket.
 struct Served {
-    id: SocketId,
-    /// When it was bound.
-    at: Instant,
-    /// The kubelet that there was then.
-    kubelet: Option<SocketId>,
+    bound: Bound,
     streams: Arc<watch::Sender<usize>>,
     end: CancellationToken,
 }
@@ -157,21 +146,21 @@ impl Session {
                 Ok(served) => served,
                 Err(error) => {
                     self.failed(format!("serve {}: {error}", self.socket.as_str()));
-                    if self.pause(back_off.next(), std::future::pending()).await == Trouble::Stop {
+                    if self.pause(back_off.next(), std::future::pending()).await == Next::Stop {
                         return;
                     }
                     continue;
                 }
             };
-            if served.kubelet != kubelet {
+            if served.bound.kubelet != kubelet {
                 // Another kubelet, which has refused nothing yet.
-                kubelet = served.kubelet;
+                kubelet = served.bound.kubelet;
                 back_off.reset();
             }
-            let trouble = tokio::select! {
-                () = self.stop.cancelled() => Trouble::Stop,
-                trouble = self.changed(&served, true) => trouble,
-                trouble = self.registered(&served) => trouble,
+            let mut next = tokio::select! {
+                () = self.stop.cancelled() => Next::Stop,
+                next = self.changed(&served, true) => next,
+                () = self.registered(&served) => Next::Pause,
             };
             self.state.send_modify(|state| {
                 state.registered = false;
@@ -179,34 +168,32 @@ impl Session {
                 state.listed = false;
             });
             served.end.cancel();
-            let removed = self.directory.remove(self.socket.clone(), served.id).await;
+            let removed = self
+                .directory
+                .remove(self.socket.clone(), served.bound.id)
+                .await;
             if let Err(error) = removed {
                 let socket = self.socket.as_str();
                 tracing::warn!(socket, %error, "cannot remove our socket");
             }
-            if served.at.elapsed() > self.timing.back_off_max {
+            if served.bound.at.elapsed() > self.timing.back_off_max {
                 back_off.reset();
             }
-            let again = match trouble {
-                Trouble::KubeletRestarted => Trouble::KubeletRestarted,
-                Trouble::Stop => return,
-                _ => {
-                    self.pause(back_off.next(), self.changed(&served, false))
-                        .await
-                }
-            };
-            if again == Trouble::Stop {
+            if next == Next::Pause {
+                let changed = self.changed(&served, false);
+                next = self.pause(back_off.next(), changed).await;
+            }
+            if next == Next::Stop {
                 return;
             }
-            let resource = &self.plugin.resource;
-            tracing::debug!(%resource, reason = ?trouble, "registering again");
+            tracing::debug!(resource = %self.plugin.resource, "registering again");
         }
     }
 
     /// Binds our socket and starts serving it.
     async fn serve(&self) -> std::io::Result<Served> {
-        let bound = self.directory.bind(self.socket.clone()).await?;
-        let listener = UnixListener::from_std(bound.listener)?;
+        let (listener, bound) = self.directory.bind(self.socket.clone()).await?;
+        let listener = UnixListener::from_std(listener)?;
         let end = CancellationToken::new();
         let streams = Arc::new(watch::Sender::new(0));
         let service = Service {
@@ -225,9 +212,7 @@ impl Session {
         // ends is to be followed soon.
         tokio::spawn(server);
         Ok(Served {
-            id: bound.id,
-            at: bound.at,
-            kubelet: bound.kubelet,
+            bound,
             streams,
             end,
         })
@@ -235,27 +220,25 @@ impl Session {
 
     /// Waits until the directory shows another kubelet, or that our socket is gone, if it should be
     /// there.
-    async fn changed(&self, served: &Served, is_bound: bool) -> Trouble {
+    async fn changed(&self, served: &Served, is_bound: bool) -> Next {
         let mut contents = self.directory.contents();
-        let trouble = |seen: &Option<Contents>| {
+        let next = |seen: &Option<Contents>| {
             // What was read before does not have our socket yet.
-            let seen = seen.as_ref().filter(|seen| seen.read > served.at)?;
+            let seen = seen.as_ref().filter(|seen| seen.read > served.bound.at)?;
             let own = seen.ours.get(self.socket.as_str());
-            if seen.kubelet.is_some() && seen.kubelet != served.kubelet {
-                return Some(Trouble::KubeletRestarted);
+            if seen.kubelet.is_some() && seen.kubelet != served.bound.kubelet {
+                return Some(Next::Again);
             }
-            (is_bound && own != Some(&served.id)).then_some(Trouble::SocketGone)
+            (is_bound && own != Some(&served.bound.id)).then_some(Next::Pause)
         };
-        let seen = contents.wait_for(|seen| trouble(seen).is_some()).await;
+        let seen = contents.wait_for(|seen| next(seen).is_some()).await;
         // The directory is watched as long as the daemon runs.
-        seen.ok()
-            .and_then(|seen| trouble(&seen))
-            .unwrap_or(Trouble::Stop)
+        seen.ok().and_then(|seen| next(&seen)).unwrap_or(Next::Stop)
     }
 
     /// Registers, and waits for the end of the stream that follows.
-    async fn registered(&self, served: &Served) -> Trouble {
-        if served.kubelet.is_none() {
+    async fn registered(&self, served: &Served) {
+        if served.bound.kubelet.is_none() {
             return std::future::pending().await;
         }
         let (plugin, socket) = (&self.plugin, self.directory.path.join(KUBELET_SOCKET));
@@ -271,7 +254,7 @@ impl Session {
         if let Err(refused) = answer.unwrap_or_else(late) {
             let (resource, socket) = (&plugin.resource, socket.display());
             self.failed(format!("register {resource} on {socket}: {refused}"));
-            return Trouble::Refused;
+            return;
         }
         tracing::info!(resource = %plugin.resource, "registered with the kubelet");
         self.state.send_modify(|state| {
@@ -284,8 +267,7 @@ impl Session {
             .await
             .is_err()
         {
-            self.note_no_stream();
-            return Trouble::NoStream;
+            return self.note_no_stream();
         }
         self.state.send_modify(|state| {
             state.registrations_without_stream = 0;
@@ -293,15 +275,14 @@ impl Session {
         });
         let _ = streams.wait_for(|open| *open == 0).await;
         tracing::info!(resource = %plugin.resource, "the kubelet's stream ended; registering again");
-        Trouble::StreamEnded
     }
 
     /// Waits before the next attempt, or until there is another kubelet.
-    async fn pause(&self, wait: Duration, changed: impl Future<Output = Trouble>) -> Trouble {
+    async fn pause(&self, wait: Duration, changed: impl Future<Output = Next>) -> Next {
         tokio::select! {
-            () = self.stop.cancelled() => Trouble::Stop,
-            () = sleep(wait) => Trouble::Refused,
-            trouble = changed => trouble,
+            () = self.stop.cancelled() => Next::Stop,
+            () = sleep(wait) => Next::Pause,
+            next = changed => next,
         }
     }
 

@@ -26,7 +26,7 @@ use crate::kubelet::checkpoint::CheckpointReader;
 use crate::node_paths::NodePaths;
 use crate::reader::Readers;
 use pools::checkpoint::Checkpoint;
-use pools::holdings::{AskedAt, Holdings};
+use pools::holdings::Holdings;
 
 /// How long the kubelet may take to list its pods, and a question waits for that: less than its client
 /// waits for us, so that the client learns who was late.
@@ -54,67 +54,38 @@ struct Answer {
 
 type Answers = Option<Arc<Answer>>;
 
-/// Answers questions about pods.
+/// Asks the kubelet, and answers questions about pods.
 #[derive(Debug)]
 pub(crate) struct Pods {
     socket: PathBuf,
-    checkpoint: CheckpointReader,
-    answers: watch::Receiver<Answers>,
-    holdings: watch::Receiver<Option<Arc<Holdings>>>,
-    /// The newest question.
-    wanted: watch::Sender<Option<Instant>>,
-    /// Notified, that is asked soon.
-    soon: Arc<Notify>,
-}
-
-/// The task that asks the kubelet.
-#[derive(Debug)]
-pub(crate) struct Caller {
-    kubelet: client::Lister,
-    checkpoint: CheckpointReader,
-    read: Option<Checkpoint>,
+    pub(crate) checkpoint: CheckpointReader,
+    /// The node's name, which is in the names of static pods.
     node: String,
     answers: watch::Sender<Answers>,
     holdings: watch::Sender<Option<Arc<Holdings>>>,
-    wanted: watch::Receiver<Option<Instant>>,
-    soon: Arc<Notify>,
-    allocated: Arc<Notify>,
-}
-
-/// Nothing is answered before [`Caller::run`] runs. `node` is the node's name, which is in the names of
-/// static pods; `allocated` is notified when this daemon has answered an Allocate.
-pub(crate) fn pods(
-    readers: &Readers,
-    paths: &NodePaths,
-    node: String,
-    allocated: Arc<Notify>,
-) -> (Pods, Caller) {
-    let socket = client::socket(&paths.kubelet_root_dir);
-    let checkpoint = CheckpointReader::new(readers, &paths.device_plugin_dir);
-    let wanted = watch::Sender::new(None);
-    let caller = Caller {
-        kubelet: client::Lister::new(socket.clone()),
-        checkpoint: checkpoint.clone(),
-        read: None,
-        node,
-        answers: watch::Sender::new(None),
-        holdings: watch::Sender::new(None),
-        wanted: wanted.subscribe(),
-        soon: Arc::default(),
-        allocated,
-    };
-    let pods = Pods {
-        socket,
-        checkpoint,
-        answers: caller.answers.subscribe(),
-        holdings: caller.holdings.subscribe(),
-        wanted,
-        soon: caller.soon.clone(),
-    };
-    (pods, caller)
+    /// The newest question.
+    wanted: watch::Sender<Option<Instant>>,
+    /// Notified, that is asked soon.
+    soon: Notify,
+    /// Notified when this daemon has answered an Allocate.
+    pub(crate) allocated: Notify,
 }
 
 impl Pods {
+    /// Nothing is answered before [`Pods::run`] runs.
+    pub(crate) fn new(readers: &Readers, paths: &NodePaths, node: String) -> Self {
+        Self {
+            socket: client::socket(&paths.kubelet_root_dir),
+            checkpoint: CheckpointReader::new(readers, &paths.device_plugin_dir),
+            node,
+            answers: watch::Sender::new(None),
+            holdings: watch::Sender::new(None),
+            wanted: watch::Sender::new(None),
+            soon: Notify::new(),
+            allocated: Notify::new(),
+        }
+    }
+
     /// The units of a pod, HCAs not yet named.
     ///
     /// # Errors
@@ -154,7 +125,7 @@ impl Pods {
 
     /// Who holds what. A change is one of the pods that hold something.
     pub(crate) fn holdings(&self) -> watch::Receiver<Option<Arc<Holdings>>> {
-        self.holdings.clone()
+        self.holdings.subscribe()
     }
 
     /// Has the kubelet asked once what it allocates now is over.
@@ -185,7 +156,7 @@ impl Pods {
     }
 
     async fn newer_than(&self, since: Instant, limit: Duration) -> Result<Arc<Answer>, String> {
-        let mut answers = self.answers.clone();
+        let mut answers = self.answers.subscribe();
         self.wanted
             .send_modify(|wanted| *wanted = (*wanted).max(Some(since)));
         let is_newer = |answer: &Answers| answer.as_ref().is_some_and(|one| one.asked >= since);
@@ -194,18 +165,19 @@ impl Pods {
         let answer = answer.ok().and_then(|answer| answer.clone());
         answer.ok_or_else(|| "the daemon is stopping".to_owned())
     }
-}
 
-impl Caller {
     /// Asks the kubelet until `stop`.
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut kubelet = client::Lister::new(self.socket.clone());
+        let mut wanted = self.wanted.subscribe();
+        let mut read = None;
         let mut next = tokio::time::Instant::now();
         let mut ahead: Option<tokio::time::Instant> = None;
         let mut is_whole = true;
         loop {
-            let wanted = *self.wanted.borrow_and_update();
+            let newest = *wanted.borrow_and_update();
             let last = self.answers.borrow().as_ref().map(|answer| answer.asked);
-            if wanted <= last {
+            if newest <= last {
                 let after_allocation = async {
                     match ahead {
                         Some(ahead) => sleep_until(ahead).await,
@@ -215,10 +187,7 @@ impl Caller {
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = sleep_until(next) => {}
-                    changed = self.wanted.changed() => match changed {
-                        Ok(()) => continue,
-                        Err(_) => return,
-                    },
+                    Ok(()) = wanted.changed() => continue,
                     () = self.soon.notified() => {
                         next = next.min(tokio::time::Instant::now() + ASKED_INTERVAL);
                         continue;
@@ -235,10 +204,12 @@ impl Caller {
                     }
                 }
             }
-            next = tokio::time::Instant::now() + ASK_INTERVAL;
+            // Two lists at this distance confirm each other.
+            let asked = Instant::now();
+            next = tokio::time::Instant::from(asked) + ASK_INTERVAL;
             let answer = tokio::select! {
                 () = stop.cancelled() => return,
-                answer = self.ask() => answer,
+                answer = self.ask(asked, &mut kubelet, &mut read) => answer,
             };
             let fault = match &answer.holdings {
                 Ok(holdings) => {
@@ -281,20 +252,25 @@ impl Caller {
         now.is_some() && now != known
     }
 
-    async fn ask(&mut self) -> Answer {
-        let asked = AskedAt::now();
+    /// `read` is the checkpoint as it was read last.
+    async fn ask(
+        &self,
+        asked: Instant,
+        kubelet: &mut client::Lister,
+        read: &mut Option<Checkpoint>,
+    ) -> Answer {
         let before = self.checkpoint.file_id().await;
-        let pods = match timeout(LIST_TIMEOUT, self.kubelet.pods()).await {
+        let pods = match timeout(LIST_TIMEOUT, kubelet.pods()).await {
             Ok(pods) => pods,
             Err(_) => Err(format!("no answer within {LIST_TIMEOUT:?}")),
         };
         // After the list: what the kubelet allocated in between is in the checkpoint, and a device
         // that went over to another pod is seen as that pod's.
-        let checkpoint = self.checkpoint.read(self.read.take()).await;
-        self.read = checkpoint.as_ref().ok().cloned().flatten();
+        let checkpoint = self.checkpoint.read(read.take()).await;
+        *read = checkpoint.as_ref().ok().cloned().flatten();
         let known = self.holdings.borrow().clone();
         let holdings = Holdings::update(known.as_deref(), &pods, &checkpoint, &self.node, asked);
-        let after = self.read.as_ref().map(|read| read.file);
+        let after = read.as_ref().map(|read| read.file);
         let owners = checkpoint.and_then(|read| match read {
             Some(read) => Ok(read.owners),
             None => Err(format!(
@@ -303,7 +279,7 @@ impl Caller {
             )),
         });
         Answer {
-            asked: asked.at,
+            asked,
             view: pods.map(|pods| Arc::new(View { pods, owners })),
             file: after.filter(|_| after == before),
             holdings: holdings.map(Arc::new),
@@ -321,8 +297,8 @@ mod tests {
     async fn the_checkpoint_answers_while_the_kubelet_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let paths = NodePaths::all_in(dir.path());
-        let (pods, caller) = super::pods(&Readers::default(), &paths, "n1".into(), Arc::default());
-        tokio::spawn(caller.run(CancellationToken::new()));
+        let pods = Arc::new(Pods::new(&Readers::default(), &paths, "n1".into()));
+        tokio::spawn(pods.clone().run(CancellationToken::new()));
         let ask = || pods.holdings_of_now(Duration::from_secs(3));
         // Neither answers: unknown holdings are not the same as none.
         let checkpoint = dir.path().join(checkpoint::FILE);

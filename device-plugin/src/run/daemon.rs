@@ -36,7 +36,6 @@ use crate::events::{Trigger, Triggers};
 use crate::files::Files;
 use crate::last_good::{REJECTED, Start};
 use crate::links::Links;
-use crate::node_socket::NodeSocket;
 use crate::node_socket::pods::Pods;
 use crate::reader::{Reader, Readers};
 use crate::reclaim::Counts;
@@ -69,76 +68,44 @@ pub(super) struct Inputs {
     pub(super) found: watch::Receiver<Counts>,
     /// Device information of units that were allocated.
     pub(super) allocated: mpsc::Receiver<device_info::Files>,
-    /// That which came last.
-    pub(super) files: device_info::Files,
     /// HCAs that were removed for good.
     pub(super) removed: mpsc::Receiver<HcaId>,
-    /// The one that was named last.
-    pub(super) named: Option<HcaId>,
     /// Which slot is which HCA; none until that was read.
     pub(super) bindings: watch::Receiver<Option<Arc<Bindings>>>,
 }
 
+/// One of them that is new.
+enum Input {
+    Heard(Trigger),
+    /// Holdings or bindings.
+    World,
+    Found,
+    Allocated(device_info::Files),
+    Removed(HcaId),
+}
+
 impl Inputs {
-    /// Waits until one of them is new, and returns which. Can be dropped at any time.
-    async fn next(&mut self) -> Trigger {
+    /// Waits until one of them is new. Can be dropped at any time.
+    async fn next(&mut self) -> Input {
         tokio::select! {
-            Some(trigger) = self.heard.recv() => trigger,
-            Ok(()) = self.held.changed() => Trigger::Pods,
-            Ok(()) = self.found.changed() => Trigger::Child,
-            Ok(()) = self.bindings.changed() => Trigger::Binding,
-            Some(files) = self.allocated.recv() => {
-                self.files = files;
-                Trigger::Allocated
-            }
-            Some(hca) = self.removed.recv() => {
-                self.named = Some(hca);
-                Trigger::Forget
-            }
+            Some(trigger) = self.heard.recv() => Input::Heard(trigger),
+            Ok(()) = self.held.changed() => Input::World,
+            Ok(()) = self.bindings.changed() => Input::World,
+            Ok(()) = self.found.changed() => Input::Found,
+            Some(files) = self.allocated.recv() => Input::Allocated(files),
+            Some(hca) = self.removed.recv() => Input::Removed(hca),
             else => std::future::pending().await,
         }
     }
 }
 
-/// What happens at a time of its own.
-#[derive(Debug, Clone, Copy)]
-enum Due {
-    Pulse,
-    LateScan,
-    Plan,
-    ScanOfPlan,
-    Rescan,
-}
-
-/// What other tasks do for the loop.
-pub(super) struct Helpers {
-    /// How the node's socket is doing.
-    pub(super) node_socket: NodeSocket,
+/// What the loop asks of others and says to them.
+pub(super) struct Outputs {
+    pub(super) report: watch::Sender<Arc<Report>>,
     /// Asks the kubelet who holds what.
     pub(super) pods: Arc<Pods>,
     /// What may be late.
     pub(super) readers: Readers,
-}
-
-/// What a turn of the loop reads and writes that may hang.
-struct LoopReaders {
-    all: Readers,
-    /// The reads that were logged as late.
-    logged: Vec<Late>,
-    configuration: Reader,
-    links: Reader,
-}
-
-impl LoopReaders {
-    fn new(all: Readers) -> Self {
-        let file = |thread, what: &str| all.reader(thread, what, FILE_TIMEOUT);
-        Self {
-            configuration: file("configuration", "the configuration"),
-            links: file("links", "linkUp"),
-            logged: Vec::new(),
-            all,
-        }
-    }
 }
 
 /// The configuration file.
@@ -147,6 +114,7 @@ struct ConfigFile {
     state: ConfigurationStatus,
     /// The file that was read last.
     read: Option<FileId>,
+    reader: Reader,
     watch: Watch,
     /// The text to keep as the last good one, if it is one.
     keep: Option<String>,
@@ -179,7 +147,6 @@ impl Scans {
 /// The state of the daemon.
 pub(super) struct Daemon {
     settings: Settings,
-    started: Instant,
     config: Config,
     config_file: ConfigFile,
     scans: Scans,
@@ -193,21 +160,22 @@ pub(super) struct Daemon {
     watched: watch::Sender<BTreeSet<u32>>,
     node_watch: Watch,
     links: Links,
+    links_reader: Reader,
     /// Files for other programs and the next daemon.
     files: Files,
     /// Device information of units that were allocated a moment ago, by the names of files.
     allocated: BTreeMap<String, (String, Instant)>,
-    helpers: Helpers,
+    outputs: Outputs,
     inputs: Inputs,
     /// When the loop turns at the latest.
     pulse: Instant,
     /// When the host is scanned without an event.
     rescan: Option<Instant>,
-    readers: LoopReaders,
+    /// The reads that were logged as late.
+    logged: Vec<Late>,
     /// When the loop turned last.
     turned: watch::Sender<Instant>,
     said: Said,
-    report: watch::Sender<Arc<Report>>,
 }
 
 impl Daemon {
@@ -216,41 +184,29 @@ impl Daemon {
         start: Start,
         mut sessions: Sessions,
         watched: watch::Sender<BTreeSet<u32>>,
-        (inputs, helpers): (Inputs, Helpers),
+        (inputs, outputs): (Inputs, Outputs),
         files: Files,
         memory: Memory,
     ) -> Self {
-        let readers = helpers.readers.clone();
         let started = Instant::now();
-        let Start {
-            config,
-            keep,
-            error,
-        } = start;
-        if let Some(error) = &error {
+        if let Some(error) = &start.error {
             tracing::error!(error, "{REJECTED}");
         }
-        let state = ConfigurationStatus {
-            file: settings.config_file.clone(),
-            format: config.format.to_string(),
-            generation: 1,
-            error,
-        };
+        let reader = |thread, what: &str| outputs.readers.reader(thread, what, FILE_TIMEOUT);
         let config_file = ConfigFile {
-            state: state.clone(),
+            state: start.status(&settings.config_file),
             read: FileId::of(&settings.config_file),
+            reader: reader("configuration", "the configuration"),
             watch: Watch::default(),
-            keep,
+            keep: start.keep,
         };
-        sessions.follow(&config);
+        sessions.follow(&start.config);
         let allocated = inputs.held.borrow().clone();
-        let node_socket = helpers.node_socket.clone();
-        let report = Report::new(started, state, node_socket, readers.clone());
         let daemon = Self {
-            readers: LoopReaders::new(readers),
+            links_reader: reader("links", "linkUp"),
+            logged: Vec::new(),
             settings,
-            started,
-            config,
+            config: start.config,
             config_file,
             scans: Scans::new(started),
             host: None,
@@ -266,20 +222,19 @@ impl Daemon {
             links: Links::default(),
             files,
             allocated: BTreeMap::new(),
-            helpers,
+            outputs,
             inputs,
             pulse: started,
             rescan: None,
             turned: watch::Sender::new(started),
             said: Said::default(),
-            report: watch::Sender::new(Arc::new(report)),
         };
         daemon.log_configuration();
         daemon
     }
 
     pub(super) fn report(&self) -> watch::Receiver<Arc<Report>> {
-        self.report.subscribe()
+        self.outputs.report.subscribe()
     }
 
     /// When the loop turned last.
@@ -299,7 +254,7 @@ impl Daemon {
         self.want(Trigger::Start);
         let ended = loop {
             self.turned.send_replace(Instant::now());
-            let (at, due) = self.next_due();
+            let due = self.next_due();
             let trigger = tokio::select! {
                 signal = signals.next() => match signal {
                     Some(signal) => {
@@ -312,25 +267,25 @@ impl Daemon {
                     self.scan_ended(outcome, triggers).await;
                     None
                 }
-                trigger = self.inputs.next() => self.heard(trigger).await,
-                () = tokio::time::sleep_until(at.into()) => self.turn(due),
+                input = self.inputs.next() => self.take_in(input).await,
+                () = tokio::time::sleep_until(due.into()) => self.turn(),
                 Some(()) = self.sessions.ended() => None,
                 Some(_) = services.join_next() => {
                     break Err(anyhow::anyhow!("a task of the daemon ended by itself"));
                 }
             };
             match trigger {
-                Some(trigger) if trigger.is_of_host() => {
+                Some(Trigger::World) => {
+                    self.replan().await;
+                    self.publish();
+                }
+                Some(trigger) => {
                     let asked_for = matches!(trigger, Trigger::Configuration | Trigger::Signal);
                     let changed = self.watch_configuration(triggers).await;
                     if (asked_for || changed) && self.reload().await {
                         self.rescan = after(self.config.rescan);
                     }
                     self.want(trigger);
-                }
-                Some(_) => {
-                    self.replan().await;
-                    self.publish();
                 }
                 None => {}
             }
@@ -339,78 +294,69 @@ impl Daemon {
         ended
     }
 
-    /// What happens next without anything new.
-    fn next_due(&self) -> (Instant, Due) {
-        let late = self.scans.current.as_ref().and_then(Scan::deadline);
-        let times = [
-            (late, Due::LateScan),
-            (self.plan.due, Due::Plan),
-            (self.plan.scan_due, Due::ScanOfPlan),
-            (self.rescan, Due::Rescan),
-        ];
-        let times = times.into_iter().filter_map(|(at, due)| Some((at?, due)));
-        let times = times.chain([(self.pulse, Due::Pulse)]);
-        times
-            .min_by_key(|(at, _)| *at)
-            .unwrap_or((self.pulse, Due::Pulse))
+    /// When something happens without anything new.
+    fn next_due(&self) -> Instant {
+        let look = self.scans.current.as_ref().map(|scan| scan.look);
+        let times = [look, self.plan.due, self.plan.scan_due, self.rescan];
+        times.into_iter().flatten().fold(self.pulse, Instant::min)
     }
 
-    /// Does it, and returns why to decide anew, if so.
-    fn turn(&mut self, due: Due) -> Option<Trigger> {
-        match due {
-            Due::Pulse => {
-                self.pulse = Instant::now() + PULSE_INTERVAL;
-                self.note_late_reads();
-                if self.compare_files() {
-                    return Some(Trigger::Files);
-                }
+    /// Does what is due, and returns why to decide anew, if so.
+    fn turn(&mut self) -> Option<Trigger> {
+        let now = Instant::now();
+        let is_due = |at: &mut Option<Instant>| at.take_if(|at| *at <= now).is_some();
+        if self
+            .scans
+            .current
+            .as_ref()
+            .is_some_and(|scan| scan.look <= now)
+        {
+            self.look_at_scan();
+        }
+        // What is taken here is set anew by what follows.
+        if is_due(&mut self.plan.scan_due) {
+            return Some(Trigger::Timer);
+        }
+        if is_due(&mut self.rescan) {
+            self.rescan = after(self.config.rescan);
+            return Some(Trigger::Timer);
+        }
+        let mut is_plan_due = is_due(&mut self.plan.due);
+        if self.pulse <= now {
+            self.pulse = now + PULSE_INTERVAL;
+            self.note_late_reads();
+            is_plan_due |= self.compare_files();
+            if !is_plan_due {
                 self.publish();
-                None
-            }
-            Due::LateScan => {
-                self.look_at_scan();
-                None
-            }
-            // Both are set anew by what follows.
-            Due::Plan => {
-                self.plan.due = None;
-                Some(Trigger::Damping)
-            }
-            Due::ScanOfPlan => {
-                self.plan.scan_due = None;
-                Some(Trigger::Timer)
-            }
-            Due::Rescan => {
-                self.rescan = after(self.config.rescan);
-                Some(Trigger::Timer)
             }
         }
+        is_plan_due.then_some(Trigger::World)
     }
 
     /// Takes in what is new, and returns why to decide anew, if so.
-    async fn heard(&mut self, trigger: Trigger) -> Option<Trigger> {
-        match trigger {
-            Trigger::Allocated => {
-                let files = std::mem::take(&mut self.inputs.files);
+    async fn take_in(&mut self, input: Input) -> Option<Trigger> {
+        let trigger = match input {
+            Input::Heard(trigger) => trigger,
+            Input::World => Trigger::World,
+            Input::Allocated(files) => {
                 self.note_allocated(files);
-                None
+                return None;
             }
-            Trigger::Pods => Some(trigger),
-            Trigger::Forget => {
-                self.history.memory.forget(&self.inputs.named.take()?);
-                Some(trigger)
+            Input::Removed(hca) => {
+                self.history.memory.forget(&hca);
+                return Some(Trigger::World);
             }
-            Trigger::Child => {
+            Input::Found => {
                 let children = self.inputs.found.borrow().children.clone();
                 if children == self.world.children {
                     self.publish();
                     return None;
                 }
                 self.world.children = children;
-                Some(trigger)
+                return Some(Trigger::World);
             }
-            _ => Some(self.gather(trigger).await),
-        }
+        };
+        Some(self.gather(trigger).await)
     }
 
     /// Publishes the state, and logs the remarks that are new.
@@ -434,8 +380,8 @@ impl Daemon {
             .map(|one| (one.reason.level(), one.to_string()));
         let said = said.chain(remarks.iter().map(|one| (Level::WARN, one.clone())));
         self.said.say(said.collect());
-        self.report.send_replace(Arc::new(Report {
-            started: self.started,
+        let before = self.outputs.report.borrow().clone();
+        self.outputs.report.send_replace(Arc::new(Report {
             config: self.config_file.state.clone(),
             scans: self.scans.counts.clone(),
             netns_mode: host.and_then(|host| host.inventory.netns_mode),
@@ -446,10 +392,9 @@ impl Daemon {
             transitions: self.history.transitions.clone(),
             allocated: self.world.allocated.clone(),
             reclaim: self.inputs.found.borrow().clone(),
-            node_socket: self.helpers.node_socket.clone(),
-            readers: self.readers.all.clone(),
             topology: self.config.topology.clone(),
             bindings: self.world.bindings.clone(),
+            ..Report::clone(&before)
         }));
     }
 }

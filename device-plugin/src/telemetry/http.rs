@@ -12,8 +12,8 @@ use node_server::metrics::text;
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::{measured, metrics};
-use crate::measurements::Measurements;
+use super::measured::Measurements;
+use super::metrics;
 use crate::report::Report;
 
 type Reports = watch::Receiver<Arc<Report>>;
@@ -51,7 +51,7 @@ impl Pages for ReportPages {
             "/readyz" => ready(&report, in_full),
             "/metrics" => {
                 let mut families = metrics::families(&report, in_full);
-                families.extend(measured::families(&self.measured.read()));
+                families.extend(self.measured.families());
                 Page::metrics(text("rdma_device_plugin", families))
             }
             _ if in_full => Page {
@@ -95,12 +95,7 @@ mod tests {
         let node_socket = NodeSocket::new("node.sock".into()).0;
         let report = Report {
             excluded: vec!["0000:3b:00.0 is excluded from rdma/a until pod ml/train-0 ends".into()],
-            ..Report::new(
-                Instant::now(),
-                Default::default(),
-                node_socket,
-                Readers::default(),
-            )
+            ..Report::new(Default::default(), node_socket, Readers::default())
         };
         watch::Sender::new(Arc::new(report)).subscribe()
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use node_server::metrics::{Family, Sample, counter, gauge, number};
 
+use crate::kubelet::service::State;
 use crate::node_socket;
 use crate::report::Report;
 use pools::binding::alignment;
@@ -139,53 +140,50 @@ fn of_hcas(report: &Report) -> Vec<Family> {
 }
 
 fn of_sessions(report: &Report) -> Vec<Family> {
-    let mut registered = Vec::new();
-    let mut registrations = Vec::new();
-    let mut failures = Vec::new();
-    let mut ages = Vec::new();
-    let mut allocations = Vec::new();
-    for pool in &report.pools {
-        let resource = || ("resource", pool.resource.to_string());
-        let state = pool.session.borrow();
-        registered.push((vec![resource()], number(state.registered.into())));
-        registrations.push((vec![resource()], number(state.registrations)));
-        failures.push((vec![resource()], number(state.failures)));
-        if let Some(since) = state.streaming_since {
-            ages.push((vec![resource()], since.elapsed().as_secs_f64()));
-        }
-        for (result, count) in [
-            ("allocated", &pool.allocations.answered),
-            ("refused", &pool.allocations.refused),
-        ] {
-            let labels = vec![resource(), ("result", result.to_owned())];
-            allocations.push((labels, number(count.load(Ordering::Relaxed))));
-        }
-    }
+    let per_pool = |value: fn(&State) -> Option<f64>| -> Vec<Sample> {
+        let pools = report.pools.iter().filter_map(|pool| {
+            let labels = vec![("resource", pool.resource.to_string())];
+            Some((labels, value(&pool.session.borrow())?))
+        });
+        pools.collect()
+    };
+    let allocations = report.pools.iter().flat_map(|pool| {
+        let counts = &pool.allocations;
+        let counts = [
+            ("allocated", &counts.answered),
+            ("refused", &counts.refused),
+        ];
+        counts.map(|(result, count)| {
+            let resource = ("resource", pool.resource.to_string());
+            let labels = vec![resource, ("result", result.to_owned())];
+            (labels, number(count.load(Ordering::Relaxed)))
+        })
+    });
     vec![
         gauge(
             "registered",
             "1 while the kubelet has accepted the resource",
-            registered,
+            per_pool(|state| Some(number(state.registered.into()))),
         ),
         counter(
             "registrations",
             "Registrations that the kubelet accepted",
-            registrations,
+            per_pool(|state| Some(number(state.registrations))),
         ),
         counter(
             "registration_failures",
             "Registrations that failed",
-            failures,
+            per_pool(|state| Some(number(state.failures))),
         ),
         gauge(
             "stream_age_seconds",
             "Age of the present ListAndWatch stream",
-            ages,
+            per_pool(|state| Some(state.streaming_since?.elapsed().as_secs_f64())),
         ),
         counter(
             "allocations",
             "Allocate requests for a container, by result",
-            allocations,
+            allocations.collect(),
         ),
     ]
 }

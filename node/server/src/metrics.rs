@@ -18,14 +18,14 @@ pub type Labels = Vec<(&'static str, String)>;
 pub type Sample = (Labels, f64);
 
 /// A metric with all its samples.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Family {
     name: &'static str,
     help: &'static str,
     samples: Samples,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Samples {
     Gauge(Vec<Sample>),
     Counter(Vec<Sample>),
@@ -33,7 +33,7 @@ enum Samples {
 }
 
 /// How often a value was at most a bound, and no smaller one; and the sum of the values.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Histogram {
     pub labels: Labels,
     /// The last bound is infinity.
@@ -110,7 +110,7 @@ fn each<M: EncodeMetric>(
     Ok(())
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct All(Vec<Family>);
 
 impl Collector for All {

@@ -19,7 +19,8 @@ use crate::snapshot::{Member, Snapshot};
 #[derive(Debug, Clone)]
 pub struct PoolRequest {
     pub snapshot: Arc<Snapshot>,
-    pub late: Late,
+    /// A closer HCA that is not free rejects the pod.
+    pub strict: bool,
     /// Containers of the pod, those without slots of this pool included.
     pub containers: Vec<Container>,
 }
@@ -132,8 +133,8 @@ pub fn requests(units: &PodUnits, pools: &[Arc<Snapshot>]) -> Vec<PoolRequest> {
             slots.sort_by_key(|slot| snapshot.slot_number(slot));
         }
         Some(PoolRequest {
+            strict: late.strict,
             snapshot,
-            late,
             containers: containers.into_values().collect(),
         })
     });
@@ -211,7 +212,7 @@ fn choose(
     if !of_pod.unknown.is_empty() {
         let unknown = of_pod.unknown.join("; ");
         let why = format!("GPUs of the pod are not known: {unknown}");
-        if pool.late.strict {
+        if pool.strict {
             let why = format!("{why}; strict: false for this pool binds all the same");
             return Err(cannot(why).into());
         }
@@ -237,7 +238,7 @@ fn choose(
         let gpus = of_pod.of_container.get(&container.name);
         container.gpus = gpus.cloned().unwrap_or_default();
     }
-    let decided = decide::decide(machine, &usable, &own, &containers, pool.late.strict);
+    let decided = decide::decide(machine, &usable, &own, &containers, pool.strict);
     decided.map_err(|refused| {
         let others = owned.iter().filter(|one| !is_usable(one));
         let others: Vec<String> = others

@@ -136,8 +136,16 @@ pub struct Bindings {
     pub in_use: BTreeMap<HcaId, String>,
     /// HCAs by resource that are free and near a GPU; none while the GPUs are not known.
     pub free_aligned: BTreeMap<String, usize>,
-    /// Why the pods of bindings do not have their slots any more, as far as that was found out.
-    pub ended: BTreeMap<HcaId, &'static str>,
+    /// Bindings whose pods do not have their slots any more, as far as that was found out.
+    pub ended: BTreeMap<HcaId, Ended>,
+}
+
+/// A binding whose slot the kubelet's list lacks for its pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    pub why: &'static str,
+    /// When the first such list was asked for.
+    pub since: Since,
 }
 
 impl Bindings {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use hca::HcaId;
 use node_wire::Pod;
 
-use super::record::{Binding, Bindings, Stage};
+use super::record::{Binding, Bindings, Ended, Since, Stage};
 use crate::holdings::{HcaAllocation, Holder, Holdings};
 
 /// An ADD that binds may run for so long, and its pod has no process meanwhile.
@@ -23,7 +23,7 @@ const ADD_TIMEOUT: Duration = Duration::from_secs(60);
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
 
 const NEW_SANDBOX: &str = "its pod has a new sandbox";
-pub const PROCESSES: &str = "the kubelet lists its slot for it no more, but processes of it run";
+const PROCESSES: &str = "the kubelet lists its slot for it no more, but processes of it run";
 
 /// The processes of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,9 +66,6 @@ pub struct Asker {
     pub slots: BTreeSet<String>,
 }
 
-/// Bindings whose slots a list of the kubelet lacked, with the moment at which it was asked first.
-pub type Lacking = BTreeMap<HcaId, (Binding, Instant)>;
-
 /// What bindings are judged by.
 #[derive(Debug, Clone)]
 pub struct Evidence {
@@ -78,7 +75,6 @@ pub struct Evidence {
     pub held: Option<Arc<Holdings>>,
     /// HCAs that units name, with one of the pods that hold them.
     pub allocated: BTreeMap<HcaId, HcaAllocation>,
-    pub lacking: Lacking,
     /// The processes of each binding's pod.
     pub processes: BTreeMap<HcaId, Processes>,
     pub asker: Option<Asker>,
@@ -153,11 +149,11 @@ fn has_slot(asker: &Asker, one: &Binding) -> bool {
 /// The kubelet's list, if it was asked after a binding was made.
 fn listed<'w>(one: &Binding, evidence: &'w Evidence) -> Option<&'w Holdings> {
     let held = evidence.held.as_deref();
-    held.filter(|held| one.since.0.is_none_or(|since| held.asked().at > since))
+    held.filter(|held| one.since.0.is_none_or(|since| held.asked() > since))
 }
 
 /// Why the pod of a binding does not have its slot any more, by one list of the kubelet.
-pub fn why_ended(one: &Binding, evidence: &Evidence) -> Option<&'static str> {
+fn why_ended(one: &Binding, evidence: &Evidence) -> Option<&'static str> {
     const ANOTHER: &str = "the kubelet lists its slot as another pod's";
     if evidence
         .asker
@@ -182,13 +178,12 @@ pub fn why_ended(one: &Binding, evidence: &Evidence) -> Option<&'static str> {
 /// Whether an earlier list of the kubelet says the same. A kubelet that has just started lists its pods
 /// one by one.
 fn is_confirmed(one: &Binding, evidence: &Evidence) -> bool {
-    let earlier = evidence
-        .lacking
-        .get(&one.hca)
-        .filter(|(known, _)| known == one);
+    let first = evidence.bindings.ended.get(&one.hca);
+    // It may have been bound anew since.
+    let first = first.and_then(|ended| ended.since.0.filter(|first| Some(*first) > one.since.0));
     let held = evidence.held.as_ref();
-    held.zip(earlier)
-        .is_some_and(|(held, (_, first))| held.asked().at >= *first + LIST_INTERVAL)
+    held.zip(first)
+        .is_some_and(|(held, first)| held.asked() >= first + LIST_INTERVAL)
 }
 
 /// A holder out of the kubelet's checkpoint has a UID for its name, and no namespace.
@@ -200,18 +195,20 @@ fn is_of(one: &Binding, holder: &Holder) -> bool {
     }
 }
 
-/// Bindings that the kubelet's list lacks now, for [`Evidence::lacking`].
-pub fn lacking(evidence: &Evidence) -> Lacking {
-    let all = evidence.bindings.all.iter();
-    let lacking = all.filter(|(_, one)| why_ended(one, evidence).is_some());
-    lacking
-        .filter_map(|(hca, one)| {
-            let earlier = evidence.lacking.get(hca).filter(|(known, _)| known == one);
-            let first = earlier.map(|(_, first)| *first);
-            let asked = evidence.held.as_ref().map(|held| held.asked().at);
-            Some((hca.clone(), (one.clone(), first.or(asked)?)))
-        })
-        .collect()
+/// Bindings that the kubelet's list lacks now, for [`Bindings::ended`].
+pub fn ended(evidence: &Evidence) -> BTreeMap<HcaId, Ended> {
+    let asked = evidence.held.as_ref().map(|held| held.asked());
+    let ended = evidence.bindings.all.iter().filter_map(|(hca, one)| {
+        let why = match binding_state(one, evidence) {
+            State::InUse(PROCESSES) => PROCESSES,
+            _ => why_ended(one, evidence)?,
+        };
+        let earlier = evidence.bindings.ended.get(hca).map(|known| known.since);
+        let since = earlier.filter(|first| first.0 > one.since.0);
+        let since = since.unwrap_or(Since(asked));
+        Some((hca.clone(), Ended { why, since }))
+    });
+    ended.collect()
 }
 
 /// Whose an HCA is.

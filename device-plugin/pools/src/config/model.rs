@@ -171,6 +171,12 @@ impl PoolConfig {
             variables: Variables::Shell,
         }
     }
+
+    /// Whether containers get HCAs by the pool's CDI file, which says what is true now. Slots have files of
+    /// their own.
+    pub fn has_file(&self) -> bool {
+        self.delivery == Delivery::Cdi && !matches!(self.sharing, Sharing::Late(_))
+    }
 }
 
 /// How a resource's name is written in names of environment variables.

@@ -18,7 +18,7 @@ use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Damping, Delivery, Exclude, Format, Gate, Late, MAX_UNITS,
     NodeRule, Policy, PoolConfig, PortHealth, Sharing, TopologyConfig,
 };
-use super::problems::{Findings, Problems};
+use super::problems::Problems;
 use super::resource::ResourceName;
 use super::selector::{self, Selector};
 use super::value::MAX_TIME;
@@ -145,7 +145,7 @@ pub fn read(text: &str) -> Result<Config, Problems> {
         Some(_) => {}
     }
     let file: File = from_text(text)?;
-    let mut findings = Findings::default();
+    let mut findings = Problems::default();
     if file.rescan_interval.is_none() {
         findings.warn("rescanInterval is 0: periodic rescans are off");
     }
@@ -164,35 +164,18 @@ pub fn read(text: &str) -> Result<Config, Problems> {
 }
 
 impl Pool {
-    fn read(self, topology: &TopologyConfig, findings: &mut Findings) -> PoolConfig {
-        let place = at(self.resource.referenced);
-        let mut problems = Vec::new();
-        if self.nodes.required.is_empty() && self.nodes.optional.is_empty() {
-            problems.push("nodes names no class, so containers would get nothing");
-        }
-        let sharing = match self.binding {
-            Binding::Late => self.late(&mut problems),
-            Binding::Early => self.sharing(&mut problems),
-        };
-        if self.nccl_topology == Some(true) && topology.nccl_topology.is_none() {
-            problems.push(
-                "ncclTopology requires topology.ncclTopology, the file that is mounted; where the \
-                 host shows its PCI tree, NCCL reads it itself",
-            );
-        }
-        if self.environment && self.mode == Mode::Shared {
-            problems.push("environment requires mode: exclusive");
-        }
+    fn read(self, topology: &TopologyConfig, findings: &mut Problems) -> PoolConfig {
         let mtu = match self.link_up {
             LinkUp::With { mtu } => Some(mtu),
             LinkUp::Plain(_) => None,
         };
-        if mtu.is_some_and(|mtu| !MTU_RANGE.contains(&mtu)) {
-            problems.push("linkUp: give an mtu between 68 and 65535");
-        }
+        let place = at(self.resource.referenced);
         let name = &self.resource.value;
-        let problems = problems.iter().map(|one| format!("{place}{name}: {one}"));
+        let wrong = self.wrong(topology, mtu);
+        let wrong = wrong.iter().filter(|(is_wrong, _)| *is_wrong);
+        let problems = wrong.map(|(_, why)| format!("{place}{name}: {why}"));
         findings.problems.extend(problems);
+        let sharing = self.sharing();
         PoolConfig {
             nodes: self.nodes,
             exclude_topology: self.exclude_topology,
@@ -217,62 +200,82 @@ impl Pool {
         }
     }
 
-    /// The sharing of a pool with late binding.
-    fn late(&self, problems: &mut Vec<&str>) -> Sharing {
-        let wrong = [
+    /// What does not go together, and why.
+    fn wrong(&self, topology: &TopologyConfig, mtu: Option<u32>) -> [(bool, &'static str); 14] {
+        let is_late = self.binding == Binding::Late;
+        let is_shared = self.mode == Mode::Shared;
+        let is_whole = !is_late && !is_shared;
+        [
             (
-                self.mode == Mode::Shared,
+                self.nodes.required.is_empty() && self.nodes.optional.is_empty(),
+                "nodes names no class, so containers would get nothing",
+            ),
+            (
+                is_late && is_shared,
                 "binding late requires mode exclusive; a share of an HCA is known from the start",
             ),
             (
-                self.shares.is_some(),
+                is_late && self.shares.is_some(),
                 "shares cannot be set with binding late; there is one unit for each HCA",
             ),
             (
-                self.policy.is_some(),
+                is_late && self.policy.is_some(),
                 "policy cannot be set with binding late; HCAs are chosen by the pod's GPUs",
             ),
             (
-                self.delivery == Some(Delivery::DeviceSpecs),
+                is_late && self.delivery == Some(Delivery::DeviceSpecs),
                 "delivery deviceSpecs cannot be used with binding late: the kubelet keeps paths of \
                  device nodes that are not known yet; leave delivery out, or write cdi",
             ),
-        ];
-        let wrong = wrong.iter().filter(|(is_wrong, _)| *is_wrong);
-        problems.extend(wrong.map(|(_, why)| *why));
-        let usual = Late::default();
-        Sharing::Late(Late {
-            strict: self.strict.unwrap_or(usual.strict),
-            bind_at_start: self.bind_at_start.unwrap_or(usual.bind_at_start),
-            nccl_topology: self.nccl_topology.unwrap_or(usual.nccl_topology),
-        })
-    }
-
-    fn sharing(&self, problems: &mut Vec<&str>) -> Sharing {
-        let is_exclusive = self.mode == Mode::Exclusive;
-        let of_late = [
-            (self.strict, "strict requires binding: late"),
-            (self.bind_at_start, "bindAtStart requires binding: late"),
-            (self.nccl_topology, "ncclTopology requires binding: late"),
-        ];
-        let of_late = of_late.into_iter().filter(|(key, _)| key.is_some());
-        problems.extend(of_late.map(|(_, why)| why));
-        let wrong = [
             (
-                is_exclusive && self.shares.is_some(),
+                !is_late && self.strict.is_some(),
+                "strict requires binding: late",
+            ),
+            (
+                !is_late && self.bind_at_start.is_some(),
+                "bindAtStart requires binding: late",
+            ),
+            (
+                !is_late && self.nccl_topology.is_some(),
+                "ncclTopology requires binding: late",
+            ),
+            (
+                is_whole && self.shares.is_some(),
                 "shares requires mode shared; an exclusive HCA is one unit",
             ),
             (
-                is_exclusive && self.policy == Some(Placement::AllHcas),
+                is_whole && self.policy == Some(Placement::AllHcas),
                 "policy all-hcas requires mode shared",
             ),
             (
-                is_exclusive && self.policy == Some(Placement::SameHca),
+                is_whole && self.policy == Some(Placement::SameHca),
                 "policy same-hca needs several units on one HCA, so mode shared",
             ),
-        ];
-        let wrong = wrong.iter().filter(|(is_wrong, _)| *is_wrong);
-        problems.extend(wrong.map(|(_, why)| *why));
+            (
+                self.nccl_topology == Some(true) && topology.nccl_topology.is_none(),
+                "ncclTopology requires topology.ncclTopology, the file that is mounted; where the \
+                 host shows its PCI tree, NCCL reads it itself",
+            ),
+            (
+                self.environment && is_shared,
+                "environment requires mode: exclusive",
+            ),
+            (
+                mtu.is_some_and(|mtu| !MTU_RANGE.contains(&mtu)),
+                "linkUp: give an mtu between 68 and 65535",
+            ),
+        ]
+    }
+
+    fn sharing(&self) -> Sharing {
+        if self.binding == Binding::Late {
+            let usual = Late::default();
+            return Sharing::Late(Late {
+                strict: self.strict.unwrap_or(usual.strict),
+                bind_at_start: self.bind_at_start.unwrap_or(usual.bind_at_start),
+                nccl_topology: self.nccl_topology.unwrap_or(usual.nccl_topology),
+            });
+        }
         let policy = match self.policy.unwrap_or(Placement::Spread) {
             Placement::AllHcas => return Sharing::Pooled { units: self.shares },
             Placement::Spread => Policy::Spread,

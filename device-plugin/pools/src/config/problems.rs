@@ -4,35 +4,18 @@ use std::fmt;
 use std::time::Duration;
 
 use hca::unit::PoolTag;
-use node::json::Value;
+use node::json::{self, Value};
+use serde::de::DeserializeOwned;
 
 use super::model::{Config, Damping, Format, PoolConfig, TopologyConfig};
+use super::resource::ResourceName;
 
-/// Everything wrong with one configuration; never empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Everything that is wrong with one configuration, so that a person sees all of it at once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Problems {
-    problems: Vec<String>,
-    warnings: Vec<String>,
-}
-
-impl Problems {
-    /// One problem.
-    pub fn one(problem: impl ToString) -> Self {
-        Self {
-            problems: vec![problem.to_string()],
-            warnings: Vec::new(),
-        }
-    }
-
-    /// The problems, one message each.
-    pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.problems.iter().map(String::as_str)
-    }
-
+    pub(super) problems: Vec<String>,
     /// What would be warned of if there were no problem.
-    pub fn warnings(&self) -> impl Iterator<Item = &str> {
-        self.warnings.iter().map(String::as_str)
-    }
+    pub warnings: Vec<String>,
 }
 
 impl fmt::Display for Problems {
@@ -41,14 +24,20 @@ impl fmt::Display for Problems {
     }
 }
 
-/// Collects problems, so that a person sees all of them at once.
-#[derive(Debug, Default)]
-pub(super) struct Findings {
-    pub(super) problems: Vec<String>,
-    pub(super) warnings: Vec<String>,
-}
+impl Problems {
+    /// One problem.
+    pub fn one(problem: impl ToString) -> Self {
+        Self {
+            problems: vec![problem.to_string()],
+            ..Self::default()
+        }
+    }
 
-impl Findings {
+    /// The problems, one message each.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.problems.iter().map(String::as_str)
+    }
+
     pub(super) fn problem(&mut self, message: impl ToString) {
         self.problems.push(message.to_string());
     }
@@ -60,6 +49,25 @@ impl Findings {
     /// Keeps a good value; notes a problem and keeps nothing of a bad one.
     pub(super) fn keep<T, E: ToString>(&mut self, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.problem(error)).ok()
+    }
+
+    /// An entry of a peer's file.
+    pub(super) fn decode<T: DeserializeOwned>(&mut self, value: &Value, path: &str) -> Option<T> {
+        let decoded = json::decode(value, path, &mut self.warnings);
+        self.keep(decoded)
+    }
+
+    /// The name of a resource in a peer's file, which allows letters, digits and what is in `also`.
+    pub(super) fn resource(
+        &mut self,
+        path: &str,
+        (own, usual): (&str, &str),
+        name: &str,
+        also: &str,
+    ) -> Option<ResourceName> {
+        let prefix = if own.is_empty() { usual } else { own };
+        let resource = ResourceName::of_peer(prefix, name, also);
+        self.keep(resource.map_err(|error| format!("{path}: {error}")))
     }
 
     /// Reads the resources of a list.
@@ -85,10 +93,7 @@ impl Findings {
     ) -> Result<Config, Problems> {
         self.problems.extend(name_clashes(&pools));
         if !self.problems.is_empty() {
-            return Err(Problems {
-                problems: self.problems,
-                warnings: self.warnings,
-            });
+            return Err(self);
         }
         Ok(Config {
             format,

@@ -77,48 +77,53 @@ fn check_prefix(prefix: &str) -> Result<(), String> {
     if prefix.starts_with(QUOTA_PREFIX) {
         return Err("a prefix that begins with \"requests.\" is reserved for quotas".into());
     }
-    if prefix.len() + QUOTA_PREFIX.len() > PREFIX_MAX {
-        return Err(format!(
-            "the prefix has {} bytes, at most {} fit",
-            prefix.len(),
-            PREFIX_MAX - QUOTA_PREFIX.len()
-        ));
-    }
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
-    if let Some(bad) = prefix.chars().find(|c| !legal(*c)) {
-        return Err(format!(
-            "character {bad:?} in the prefix; lower-case letters, digits, \"-\" and \".\" are allowed"
-        ));
-    }
-    let framed = |label: &str| {
-        label.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && label.ends_with(|c: char| c.is_ascii_alphanumeric())
-    };
-    if !prefix.split('.').all(framed) {
+    let allowed = "lower-case letters, digits, \"-\" and \".\"";
+    check_part(
+        "prefix",
+        prefix,
+        PREFIX_MAX - QUOTA_PREFIX.len(),
+        legal,
+        allowed,
+    )?;
+    if !prefix.split('.').all(is_framed) {
         return Err("each part of the prefix begins and ends with a letter or digit".into());
     }
     Ok(())
+}
+
+fn check_part(
+    what: &str,
+    text: &str,
+    max: usize,
+    is_legal: impl Fn(char) -> bool,
+    allowed: &str,
+) -> Result<(), String> {
+    let bytes = text.len();
+    if bytes > max {
+        return Err(format!("the {what} has {bytes} bytes, at most {max} fit"));
+    }
+    match text.chars().find(|c| !is_legal(*c)) {
+        Some(bad) => Err(format!(
+            "character {bad:?} in the {what}; {allowed} are allowed"
+        )),
+        None => Ok(()),
+    }
+}
+
+fn is_framed(label: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric();
+    label.starts_with(is_plain) && label.ends_with(is_plain)
 }
 
 fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() {
         return Err("the name is empty".into());
     }
-    if name.len() > NAME_MAX {
-        return Err(format!(
-            "the name has {} bytes, at most {NAME_MAX} are allowed",
-            name.len()
-        ));
-    }
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if let Some(bad) = name.chars().find(|c| !legal(*c)) {
-        return Err(format!(
-            "character {bad:?} in the name; letters, digits, \"-\", \"_\" and \".\" are allowed"
-        ));
-    }
-    let framed = name.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && name.ends_with(|c: char| c.is_ascii_alphanumeric());
-    if !framed {
+    let allowed = "letters, digits, \"-\", \"_\" and \".\"";
+    check_part("name", name, NAME_MAX, legal, allowed)?;
+    if !is_framed(name) {
         return Err("the name begins and ends with a letter or digit".into());
     }
     Ok(())

@@ -22,8 +22,7 @@ use serde::Deserialize;
 use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Format, MAX_POOLED_UNITS, PoolConfig, Sharing,
 };
-use super::problems::{Findings, Problems};
-use super::resource::ResourceName;
+use super::problems::Problems;
 use super::selector::{Matcher, Selector};
 use super::value::MAX_TIME;
 
@@ -31,7 +30,7 @@ const DEFAULT_PREFIX: &str = "rdma";
 
 /// Reads a parsed document.
 pub fn read(document: &Value) -> Result<Config, Problems> {
-    let mut findings = Findings::default();
+    let mut findings = Problems::default();
     let decoded = json::decode(document, "", &mut findings.warnings);
     let file: File = decoded.map_err(Problems::one)?;
     let rescan = match file.periodic_update_interval {
@@ -90,13 +89,10 @@ struct Selectors {
     link_types: Vec<String>,
 }
 
-fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolConfig> {
-    let decoded = json::decode(value, path, &mut findings.warnings);
-    let entry: Entry = findings.keep(decoded)?;
-    let prefix = Some(entry.resource_prefix.as_str()).filter(|prefix| !prefix.is_empty());
-    let resource =
-        ResourceName::of_peer(prefix.unwrap_or(DEFAULT_PREFIX), &entry.resource_name, "_");
-    let resource = findings.keep(resource.map_err(|error| format!("{path}: {error}")));
+fn read_pool(value: &Value, path: &str, findings: &mut Problems) -> Option<PoolConfig> {
+    let entry: Entry = findings.decode(value, path)?;
+    let prefix = (entry.resource_prefix.as_str(), DEFAULT_PREFIX);
+    let resource = findings.resource(path, prefix, &entry.resource_name, "_");
     let units = units(entry.rdma_hca_max, path, findings);
     let selector = selector(entry.devices, entry.selectors, path, findings);
     let sharing = Sharing::Pooled { units: units? };
@@ -107,7 +103,7 @@ fn read_pool(value: &Value, path: &str, findings: &mut Findings) -> Option<PoolC
 }
 
 /// Units in all: `Some(None)` derives them.
-fn units(hca_max: Option<i64>, path: &str, findings: &mut Findings) -> Option<Option<u32>> {
+fn units(hca_max: Option<i64>, path: &str, findings: &mut Problems) -> Option<Option<u32>> {
     let Some(number) = hca_max else {
         findings.warn(format!(
             "{path}: rdmaHcaMax is absent; the number of units is derived from the GID table"
@@ -143,7 +139,7 @@ fn selector(
     devices: Vec<String>,
     entry: Selectors,
     path: &str,
-    findings: &mut Findings,
+    findings: &mut Problems,
 ) -> Option<Selector> {
     let lists = [
         &entry.vendors,

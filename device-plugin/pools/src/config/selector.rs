@@ -28,24 +28,21 @@ pub struct Selector {
 
 /// A value of a selector.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Matcher {
-    /// A name, or a pattern of names.
-    Pattern(Pattern),
-    /// Numbers.
-    Range(RangeSet),
-    /// Port rates.
-    Speed(SpeedRange),
-    /// The name or address of a PF; and the numbers of VFs or SFs, `None` for all and the PF itself.
-    Owner(Pattern, Option<RangeSet>),
+pub struct Matcher {
+    /// As it is written, for people.
+    text: String,
+    asked: Asked,
 }
 
-/// A closed range of port rates in Mb/s.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SpeedRange {
-    /// Least.
-    pub min_mbps: u32,
-    /// Most.
-    pub max_mbps: u32,
+/// What a value asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// A name, or a pattern of names.
+    Pattern(Pattern),
+    /// Numbers; rates of ports in Mb/s.
+    Range(RangeSet),
+    /// The name or address of a PF; and the numbers of VFs or SFs, `None` for all and the PF itself.
+    Owner(Pattern, Option<RangeSet>),
 }
 
 /// Whether a selector chooses an HCA. The worst of all keys decides, and the best of alternatives.
@@ -64,7 +61,7 @@ struct Key {
     name: &'static str,
     about: About,
     /// Reads a value of our own format.
-    read: fn(&str) -> Result<Matcher, String>,
+    read: fn(&str) -> Result<Asked, String>,
 }
 
 /// What a selector consists of.
@@ -100,7 +97,7 @@ impl About {
     }
 }
 
-const fn key(name: &'static str, about: About, read: fn(&str) -> Result<Matcher, String>) -> Key {
+const fn key(name: &'static str, about: About, read: fn(&str) -> Result<Asked, String>) -> Key {
     Key { name, about, read }
 }
 
@@ -298,20 +295,28 @@ fn any_matches(wanted: &[Matcher], words: &[String]) -> bool {
 }
 
 impl Matcher {
+    pub fn new(text: impl Into<String>, asked: Asked) -> Self {
+        let text = text.into();
+        Self { text, asked }
+    }
+
     /// A word that is meant as it stands.
     pub fn exact(word: impl Into<String>) -> Self {
-        Self::Pattern(Pattern::Exact(word.into()))
+        let text = word.into();
+        Self::new(text.clone(), exact(text))
     }
 
     fn matches(&self, word: &str) -> bool {
-        match self {
+        match &self.asked {
             // A pattern that matches everything does not match what is not there.
-            Self::Pattern(pattern) => {
+            Asked::Pattern(pattern) => {
                 pattern.matches(word) && (!word.is_empty() || matches!(pattern, Pattern::Exact(_)))
             }
-            Self::Range(range) => word.parse().is_ok_and(|number| range.contains(number)),
-            Self::Speed(range) => parse_rate(word).is_some_and(|rate| range.contains(rate)),
-            Self::Owner(pf, indexes) => {
+            Asked::Range(range) => {
+                let number = word.parse().ok().or_else(|| parse_rate(word));
+                number.is_some_and(|number| range.contains(number))
+            }
+            Asked::Owner(pf, indexes) => {
                 let (name, index) = match word.split_once('#') {
                     Some((name, index)) => (name, index.parse().ok()),
                     None => (word, None),
@@ -321,17 +326,6 @@ impl Matcher {
                         .as_ref()
                         .is_none_or(|indexes| index.is_some_and(|index| indexes.contains(index)))
             }
-        }
-    }
-}
-
-impl fmt::Display for Matcher {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pattern(pattern) | Self::Owner(pattern, None) => pattern.fmt(formatter),
-            Self::Range(range) => range.fmt(formatter),
-            Self::Speed(range) => range.fmt(formatter),
-            Self::Owner(pf, Some(indexes)) => write!(formatter, "{pf}#{indexes}"),
         }
     }
 }
@@ -350,7 +344,7 @@ impl fmt::Display for Selector {
 
 /// `a or b`.
 fn alternatives(wanted: &[Matcher]) -> String {
-    let words: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+    let words: Vec<&str> = wanted.iter().map(|one| one.text.as_str()).collect();
     words.join(" or ")
 }
 
@@ -373,13 +367,17 @@ fn speed_word(mbps: u32) -> String {
     }
 }
 
-fn pattern(word: &str) -> Result<Matcher, String> {
-    Pattern::parse(word).map(Matcher::Pattern)
+fn pattern(word: &str) -> Result<Asked, String> {
+    Pattern::parse(word).map(Asked::Pattern)
 }
 
-fn one_of(word: &str, words: &[&str]) -> Result<Matcher, String> {
+fn exact(word: impl Into<String>) -> Asked {
+    Asked::Pattern(Pattern::Exact(word.into()))
+}
+
+fn one_of(word: &str, words: &[&str]) -> Result<Asked, String> {
     match words.contains(&word) {
-        true => Ok(Matcher::exact(word)),
+        true => Ok(exact(word)),
         false => Err(format!(
             "{word:?} is unknown; known are {}",
             words.join(", ")
@@ -387,85 +385,78 @@ fn one_of(word: &str, words: &[&str]) -> Result<Matcher, String> {
     }
 }
 
-fn function(word: &str) -> Result<Matcher, String> {
+fn function(word: &str) -> Result<Asked, String> {
     one_of(word, &FunctionKind::ALL.map(FunctionKind::word))
 }
 
-fn link_type(word: &str) -> Result<Matcher, String> {
+fn link_type(word: &str) -> Result<Asked, String> {
     one_of(word, &["ether", "infiniband"])
 }
 
 /// A PCI ID: four hex digits, with or without `0x`, in either case.
-fn pci_id(word: &str) -> Result<Matcher, String> {
+fn pci_id(word: &str) -> Result<Asked, String> {
     let lower = word.to_ascii_lowercase();
     let digits = lower.strip_prefix("0x").unwrap_or(&lower);
     match digits.len() == 4 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-        true => Ok(Matcher::exact(digits)),
+        true => Ok(exact(digits)),
         false => Err(format!("{word:?} is not four hex digits, as 15b3")),
     }
 }
 
 /// A GUID: sixteen hex digits, with or without colons and `0x`, or a pattern of them.
-fn guid(word: &str) -> Result<Matcher, String> {
+fn guid(word: &str) -> Result<Asked, String> {
     let plain = word.to_ascii_lowercase().replace(':', "");
     let digits = plain.strip_prefix("0x").unwrap_or(&plain);
     let pattern = Pattern::parse(digits)?;
     let is_guid = digits.len() == 16 && digits.bytes().all(|b| b.is_ascii_hexdigit());
     match is_guid || matches!(pattern, Pattern::Glob(_)) {
-        true => Ok(Matcher::Pattern(pattern)),
+        true => Ok(Asked::Pattern(pattern)),
         false => Err(format!("GUID {word:?} is not sixteen hex digits")),
     }
 }
 
-fn partition_key(word: &str) -> Result<Matcher, String> {
+fn partition_key(word: &str) -> Result<Asked, String> {
     let digits = word.strip_prefix("0x").unwrap_or(word);
     let key = u16::from_str_radix(digits, 16).ok();
     let key = key.filter(|key| key & 0x7fff != 0);
-    key.map(|key| Matcher::exact(pkey_word(key)))
+    key.map(|key| exact(pkey_word(key)))
         .ok_or_else(|| format!("partition key {word:?} is not hexadecimal between 0x1 and 0xffff"))
 }
 
 /// `ens1f0`, `ens1f0#0-3,7`.
-fn owner(word: &str) -> Result<Matcher, String> {
+fn owner(word: &str) -> Result<Asked, String> {
     let (name, indexes) = match word.split_once('#') {
         None => (word, None),
         Some((name, range)) => (name, Some(RangeSet::parse(range)?)),
     };
-    Ok(Matcher::Owner(Pattern::parse(name)?, indexes))
+    Ok(Asked::Owner(Pattern::parse(name)?, indexes))
 }
 
-fn range(word: &str) -> Result<Matcher, String> {
-    RangeSet::parse(word).map(Matcher::Range)
+fn range(word: &str) -> Result<Asked, String> {
+    RangeSet::parse(word).map(Asked::Range)
 }
 
-fn speed(word: &str) -> Result<Matcher, String> {
-    SpeedRange::parse(word)
-        .map(Matcher::Speed)
+fn speed(word: &str) -> Result<Asked, String> {
+    speed_range(word)
+        .map(Asked::Range)
         .ok_or_else(|| format!("link speed {word:?}: write 100G, 100G-400G, >=200G or <=40G"))
 }
 
-impl SpeedRange {
-    /// Reads `100G`, `100G-400G`, `>=200G`, `<=40G`; `M`, `G` and `T` are bits per second.
-    pub fn parse(text: &str) -> Option<Self> {
-        let text = text.trim();
-        if let Some(least) = text.strip_prefix(">=") {
-            return Some(Self {
-                min_mbps: parse_rate(least)?,
-                max_mbps: u32::MAX,
-            });
-        }
-        if let Some(most) = text.strip_prefix("<=") {
-            return Some(Self {
-                min_mbps: 0,
-                max_mbps: parse_rate(most)?,
-            });
-        }
-        let (low, high) = text.split_once('-').unwrap_or((text, text));
-        let (min_mbps, max_mbps) = (parse_rate(low)?, parse_rate(high)?);
-        (min_mbps <= max_mbps).then_some(Self { min_mbps, max_mbps })
+/// Reads `100G`, `100G-400G`, `>=200G`, `<=40G`; `M`, `G` and `T` are bits per second.
+fn speed_range(text: &str) -> Option<RangeSet> {
+    let text = text.trim();
+    if let Some(least) = text.strip_prefix(">=") {
+        return Some(RangeSet::from_to(parse_rate(least)?, u32::MAX));
     }
+    if let Some(most) = text.strip_prefix("<=") {
+        return Some(RangeSet::from_to(0, parse_rate(most)?));
+    }
+    let (low, high) = text.split_once('-').unwrap_or((text, text));
+    let (low, high) = (parse_rate(low)?, parse_rate(high)?);
+    (low <= high).then(|| RangeSet::from_to(low, high))
 }
 
+/// In Mb/s.
 fn parse_rate(text: &str) -> Option<u32> {
     let text = text
         .trim()
@@ -479,24 +470,6 @@ fn parse_rate(text: &str) -> Option<u32> {
         _ => return None,
     };
     digits.trim_end().parse::<u32>().ok()?.checked_mul(factor)
-}
-
-impl SpeedRange {
-    fn contains(self, mbps: u32) -> bool {
-        (self.min_mbps..=self.max_mbps).contains(&mbps)
-    }
-}
-
-impl fmt::Display for SpeedRange {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (low, high) = (speed_word(self.min_mbps), speed_word(self.max_mbps));
-        match (self.min_mbps, self.max_mbps) {
-            (least, most) if least == most => write!(formatter, "{low}"),
-            (_, u32::MAX) => write!(formatter, ">={low}"),
-            (0, _) => write!(formatter, "<={high}"),
-            _ => write!(formatter, "{low}-{high}"),
-        }
-    }
 }
 
 impl<'de> Deserialize<'de> for Selector {
@@ -544,14 +517,15 @@ impl<'de> DeserializeSeed<'de> for KeyName {
 }
 
 /// The values of a key.
-struct Values(fn(&str) -> Result<Matcher, String>);
+struct Values(fn(&str) -> Result<Asked, String>);
 
 impl<'de> DeserializeSeed<'de> for Values {
     type Value = Vec<Matcher>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         let words = Vec::<String>::deserialize(deserializer)?;
-        let read = words.iter().map(|word| self.0(word));
+        let read = words.into_iter();
+        let read = read.map(|word| self.0(&word).map(|asked| Matcher::new(word, asked)));
         read.collect::<Result<_, _>>().map_err(D::Error::custom)
     }
 }

@@ -20,10 +20,9 @@ use super::model::{
     Config, DEFAULT_RESCAN_INTERVAL, Exclude, Format, Policy, PoolConfig, Sharing, TUN, VHOST_NET,
     Variables,
 };
-use super::problems::{Findings, Problems};
+use super::problems::Problems;
 use super::range::RangeSet;
-use super::resource::ResourceName;
-use super::selector::{Matcher, Selector, pkey_word};
+use super::selector::{Asked, Matcher, Selector, pkey_word};
 
 /// Prefix of a resource that names none.
 pub const DEFAULT_PREFIX: &str = "intel.com";
@@ -33,10 +32,10 @@ const VHOST_NODES: [&str; 2] = [VHOST_NET, TUN];
 
 /// Reads a parsed document; `prefix` is for resources that name none.
 pub fn read(document: &Value, prefix: &str) -> Result<Config, Problems> {
-    let mut findings = Findings::default();
+    let mut findings = Problems::default();
     let decoded = json::decode(document, "", &mut findings.warnings);
     let file: File = decoded.map_err(Problems::one)?;
-    let read = |value: &Value, path: &str, findings: &mut Findings| {
+    let read = |value: &Value, path: &str, findings: &mut Problems| {
         read_pool(value, path, prefix, findings)
     };
     let pools = findings.pools("resourceList", &file.resource_list, read);
@@ -78,10 +77,9 @@ fn read_pool(
     value: &Value,
     path: &str,
     prefix: &str,
-    findings: &mut Findings,
+    findings: &mut Problems,
 ) -> Option<PoolConfig> {
-    let decoded = json::decode(value, path, &mut findings.warnings);
-    let entry: Entry = findings.keep(decoded)?;
+    let entry: Entry = findings.decode(value, path)?;
     let leave = |why: &str| {
         format!(
             "{path}: resource {:?} is left to the SR-IOV network device plugin: {why}",
@@ -98,9 +96,8 @@ fn read_pool(
         findings.warn(leave("isRdma is not true"));
         return None;
     }
-    let own = Some(entry.resource_prefix.as_str()).filter(|own| !own.is_empty());
-    let resource = ResourceName::of_peer(own.unwrap_or(prefix), &entry.resource_name, "_-");
-    let resource = findings.keep(resource.map_err(|error| format!("{path}: {error}")));
+    let prefix = (entry.resource_prefix.as_str(), prefix);
+    let resource = findings.resource(path, prefix, &entry.resource_name, "_-");
     let device_type = device_type(&entry.device_type, path, findings);
     let (device_type, criteria) = (device_type?, criteria?);
     let alternatives: Vec<Selector> = criteria
@@ -134,7 +131,7 @@ fn read_pool(
     })
 }
 
-fn device_type(word: &str, path: &str, findings: &mut Findings) -> Option<DeviceType> {
+fn device_type(word: &str, path: &str, findings: &mut Problems) -> Option<DeviceType> {
     match word {
         "" | "netDevice" => Some(DeviceType::Net),
         "auxNetDevice" => Some(DeviceType::AuxNet),
@@ -171,7 +168,7 @@ struct Criteria {
 fn read_selectors(
     value: Option<&Value>,
     path: &str,
-    findings: &mut Findings,
+    findings: &mut Problems,
 ) -> Option<Vec<Criteria>> {
     let path = format!("{path}.selectors");
     let Some(value) = value else {
@@ -181,24 +178,19 @@ fn read_selectors(
         return None;
     };
     let Value::Array(list) = value else {
-        return Some(vec![read_criteria(value, &path, findings)?]);
+        return Some(vec![findings.decode(value, &path)?]);
     };
     if list.is_empty() {
         findings.problem(format!("{path} is an empty list"));
         return None;
     }
-    let read = |(i, value)| read_criteria(value, &format!("{path}[{i}]"), findings);
+    let read = |(i, value)| findings.decode(value, &format!("{path}[{i}]"));
     list.iter().enumerate().map(read).collect()
-}
-
-fn read_criteria(value: &Value, path: &str, findings: &mut Findings) -> Option<Criteria> {
-    let decoded = json::decode(value, path, &mut findings.warnings);
-    findings.keep(decoded)
 }
 
 impl Criteria {
     /// Refuses what is not served here.
-    fn check(&self, device_type: DeviceType, path: &str, findings: &mut Findings) {
+    fn check(&self, device_type: DeviceType, path: &str, findings: &mut Problems) {
         if !self.vdpa_type.is_empty() {
             findings.problem(format!(
                 "{path}: vdpaType {:?} is not served here, and vDPA devices have no RDMA; keep them \
@@ -245,7 +237,7 @@ impl Criteria {
         }
     }
 
-    fn selector(&self, device_type: DeviceType, path: &str, findings: &mut Findings) -> Selector {
+    fn selector(&self, device_type: DeviceType, path: &str, findings: &mut Problems) -> Selector {
         let exact = |words: &[String]| words.iter().map(Matcher::exact).collect();
         // What that plugin ignores for auxiliary devices is ignored here.
         let of_net = |words: Vec<Matcher>| match device_type {
@@ -276,7 +268,7 @@ impl Criteria {
 }
 
 /// `ens1f0`, `ens1f0#0-3,7`. Of several entries that name one PF only the first counts there.
-fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Matcher> {
+fn owners(words: &[String], path: &str, findings: &mut Problems) -> Vec<Matcher> {
     let mut named = BTreeSet::new();
     let mut owners = Vec::new();
     for word in words {
@@ -285,7 +277,10 @@ fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Matcher>
             Some((name, parts)) => (name, Some(indexes(word, parts, path, findings))),
         };
         if named.insert(name.to_ascii_lowercase()) {
-            owners.push(Matcher::Owner(Pattern::Folded(name.into()), indexes));
+            let numbers = indexes.as_ref().map(|set| format!("#{set}"));
+            let text = format!("{name}{}", numbers.unwrap_or_default());
+            let asked = Asked::Owner(Pattern::Folded(name.into()), indexes);
+            owners.push(Matcher::new(text, asked));
         }
     }
     owners
@@ -294,7 +289,7 @@ fn owners(words: &[String], path: &str, findings: &mut Findings) -> Vec<Matcher>
 /// The function numbers behind `#`, as that plugin reads them: a part that is not a number ends the
 /// list, a space makes a part no number, a range that runs backwards is empty, and a second `#`
 /// spoils the whole entry. It says none of this; here each is warned of.
-fn indexes(word: &str, parts: &str, path: &str, findings: &mut Findings) -> RangeSet {
+fn indexes(word: &str, parts: &str, path: &str, findings: &mut Problems) -> RangeSet {
     let mut set = RangeSet::default();
     if parts.contains('#') {
         findings.warn(format!(
@@ -336,7 +331,7 @@ fn pkeys(
     words: &[String],
     device_type: DeviceType,
     path: &str,
-    findings: &mut Findings,
+    findings: &mut Problems,
 ) -> Vec<Matcher> {
     let mut read = |word: &String| {
         let digits = word.strip_prefix("0x").unwrap_or(word);

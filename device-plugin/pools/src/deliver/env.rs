@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Map, Value, json};
 
 use crate::config::model::{TUN, VHOST_NET};
-use crate::config::{Delivery, NodeClass, PoolConfig, ResourceName, Sharing, Variables};
+use crate::config::{NodeClass, PoolConfig, ResourceName, Variables};
 use crate::snapshot::Member;
 use crate::words::word;
 
@@ -91,8 +91,7 @@ pub fn suffix(resource: &ResourceName) -> String {
 fn describe(pool: &PoolConfig, member: &Member) -> Value {
     let mut rdma = Map::new();
     // A CDI file has the nodes of now, and these variables stay as they are over a reboot.
-    let has_file = pool.delivery == Delivery::Cdi && !matches!(pool.sharing, Sharing::Late(_));
-    for class in NodeClass::ALL.into_iter().filter(|_| !has_file) {
+    for class in NodeClass::ALL.into_iter().filter(|_| !pool.has_file()) {
         let paths: Vec<&str> = member
             .nodes
             .iter()

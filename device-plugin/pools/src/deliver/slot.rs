@@ -10,7 +10,7 @@ use kubelet_api::deviceplugin::{CdiDevice, ContainerAllocateResponse};
 use serde_json::json;
 
 use crate::binding::record::Binding;
-use crate::config::{NodeClass, PoolConfig, Sharing};
+use crate::config::{PoolConfig, Sharing};
 use crate::deliver::{env, nodes};
 use crate::snapshot::{Member, UnhealthyReason};
 
@@ -94,12 +94,15 @@ pub fn obstacle(member: &Member) -> Option<String> {
     if let Some(reason) = health.obstacle() {
         return Some(reason.to_string());
     }
-    let has_verbs = !member.paths(NodeClass::Uverbs).is_empty();
-    (!has_verbs && member.nodes.is_empty()).then(|| "it has no device node".to_owned())
+    member
+        .nodes
+        .is_empty()
+        .then(|| "it has no device node".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use crate::config::NodeClass;
     use serde_json::Value;
 
     use super::*;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hca::HcaId;
 
-use crate::config::{ResourceName, Sharing};
+use crate::config::ResourceName;
 use crate::snapshot::{Member, Snapshot, UnhealthyReason};
 
 /// How long after the kubelet was sent a list an allocation by the list before may take.
@@ -23,16 +23,13 @@ pub(super) struct Offers(BTreeMap<HcaId, Vec<Offer>>);
 struct Offer {
     resource: ResourceName,
     terms: Terms,
+    is_late: bool,
     state: State,
 }
 
-/// How an HCA is allocated. By different terms it must not be allocated at once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Terms {
-    Shared,
-    Exclusive(ResourceName),
-    Late(ResourceName),
-}
+/// How an HCA is allocated: shared, or by one resource alone. By different terms it must not be allocated at
+/// once.
+type Terms = Option<(ResourceName, bool)>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -41,20 +38,6 @@ enum State {
     Withdrawn,
     /// The lists without it were sent then.
     WithdrawnAt(Instant),
-}
-
-impl Terms {
-    fn of(snapshot: &Snapshot) -> Self {
-        match snapshot.pool().sharing {
-            Sharing::Pooled { .. } | Sharing::Shares { .. } => Self::Shared,
-            Sharing::Exclusive { .. } => Self::Exclusive(snapshot.resource().clone()),
-            Sharing::Late(_) => Self::Late(snapshot.resource().clone()),
-        }
-    }
-
-    fn is_late(&self) -> bool {
-        matches!(self, Self::Late(_))
-    }
 }
 
 impl Offers {
@@ -70,7 +53,7 @@ impl Offers {
         for offers in self.0.values_mut() {
             offers.retain(|offer| match offer.state {
                 // Which HCA a slot stands for, the kubelet does not say.
-                State::WithdrawnAt(_) if !bindings_read && offer.terms.is_late() => true,
+                State::WithdrawnAt(_) if !bindings_read && offer.is_late => true,
                 State::WithdrawnAt(sent) => asked.is_none_or(|at| at < sent + ALLOCATION_TIMEOUT),
                 State::Standing | State::Withdrawn => true,
             });
@@ -80,7 +63,9 @@ impl Offers {
         }
         let mut waits = false;
         for snapshot in snapshots {
-            let (resource, terms) = (snapshot.resource().clone(), Terms::of(snapshot));
+            let (resource, is_late) = (snapshot.resource().clone(), snapshot.late().is_some());
+            let is_shared = snapshot.pool().sharing.is_shared();
+            let terms: Terms = (!is_shared).then(|| (resource.clone(), is_late));
             // A unit of a whole pool delivers an HCA with a port that is down as well.
             let is_offered = match snapshot.is_pooled() {
                 true => Member::is_deliverable,
@@ -113,6 +98,7 @@ impl Offers {
                     None => offers.push(Offer {
                         resource: resource.clone(),
                         terms: terms.clone(),
+                        is_late,
                         state: State::Standing,
                     }),
                 }

@@ -8,8 +8,7 @@ use super::*;
 use crate::config::{self, NodeClass};
 use crate::example::scan;
 use crate::history;
-use crate::holdings::AskedAt;
-use crate::snapshot::{Health, UnhealthyReason};
+use crate::snapshot::{DeviceNode, Health, UnhealthyReason};
 use node_wire::status::UnitCounts;
 
 struct Node {
@@ -140,11 +139,7 @@ fn held_at(at: Instant, resource: &str, ids: &[&str]) -> Option<Arc<Holdings>> {
         resource: resource.into(),
         ids: ids.iter().map(ToString::to_string).collect(),
     };
-    let asked = AskedAt {
-        at,
-        ..AskedAt::now()
-    };
-    Some(Arc::new(Holdings::listed(vec![held], asked)))
+    Some(Arc::new(Holdings::listed(vec![held], at)))
 }
 
 fn config(words: &str) -> Config {
@@ -408,8 +403,13 @@ fn a_held_hca_keeps_all_attributes_over_a_restart() {
             assert_eq!(counts(&daemon).healthy, healthy, "{selector}");
             if is_same_boot {
                 let member = &daemon.plan.pools[0].members()[0];
-                let paths = member.paths(NodeClass::Uverbs);
-                assert_eq!(paths, ["/dev/infiniband/uverbs0"], "{selector}");
+                let verbs = |node: &&DeviceNode| node.class == NodeClass::Uverbs;
+                let mut paths = member.nodes.iter().filter(verbs).map(|node| &node.path);
+                assert_eq!(
+                    paths.next().unwrap(),
+                    "/dev/infiniband/uverbs0",
+                    "{selector}"
+                );
             }
         }
     }

@@ -14,7 +14,7 @@ use kubelet_api::deviceplugin::Device;
 use prost::Message;
 
 use super::*;
-use crate::allocate::{Refused, allocate};
+use crate::allocate::allocate;
 use crate::config::{self, MAX_POOLED_UNITS, MAX_UNITS};
 use crate::example::scan;
 use crate::example::{function, named};

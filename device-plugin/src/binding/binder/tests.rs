@@ -1,30 +1,28 @@
 use node_server::socket::NodeSocket;
 
 use super::*;
-use crate::node_socket::pods::{Caller, pods};
 
 /// A binder of a node whose kubelet does not answer: what would call it is not run.
-fn binder(paths: &Arc<NodePaths>) -> (Binder, Caller) {
+pub(crate) fn binder(paths: &Arc<NodePaths>) -> Binder {
     let readers = Readers::default();
-    let (pods, caller) = pods(&readers, paths, "n1".into(), Arc::default());
+    let pods = Pods::new(&readers, paths, "n1".into());
     let (socket, _) = NodeSocket::new("node.sock".into());
-    let report = Report::new(Instant::now(), Default::default(), socket, readers.clone());
-    let binder = Binder::new(
+    let report = Report::new(Default::default(), socket, readers.clone());
+    Binder::new(
         &readers,
         paths.clone(),
         Arc::new(pods),
         watch::channel(Arc::new(report)).1,
         Triggers::new().0,
         Arc::new(Store::at(&paths.run_dir)),
-    );
-    (binder, caller)
+    )
 }
 
 #[tokio::test]
 async fn no_question_waits_while_the_kubelet_is_asked_for_another() {
     let dir = tempfile::tempdir().unwrap();
     let paths = Arc::new(NodePaths::all_in(dir.path()));
-    let (binder, _caller) = binder(&paths);
+    let binder = binder(&paths);
     let question = BindQuestion {
         pod: Pod {
             namespace: "a".into(),

@@ -12,12 +12,11 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-use hca::Host;
-
 use super::*;
-use crate::kubelet::checkpoint::CheckpointReader;
+use crate::binding::binder::tests::binder;
 use crate::kubelet::directory;
-use crate::kubelet::service::{Requests, StartReads};
+use crate::kubelet::service::Helpers;
+use crate::node_paths::NodePaths;
 use crate::reader::Readers;
 use hca::Hca;
 use pools::config::{NodeClass, Policy, PoolConfig, Sharing};
@@ -93,15 +92,15 @@ impl Scene {
         let stop = CancellationToken::new();
         let feed = watch::Sender::new(Some(Arc::new(snapshot())));
         let state = watch::Sender::new(State::default());
-        let requests = Requests::new().0;
         let (watched, resource) = (state.subscribe(), ResourceName::parse("rdma/a").unwrap());
         let readers = Readers::default();
         let (plugins, watching) =
             directory::watched(directory.path().into(), &readers, stop.clone());
-        let checkpoint = CheckpointReader::new(&readers, directory.path());
-        let reads = StartReads::new(&readers, Host::at("/"), checkpoint);
+        let paths = Arc::new(NodePaths::all_in(directory.path()));
+        let (binder, files) = (Arc::new(binder(&paths)), mpsc::channel(1).0);
+        let helpers = Helpers::new(&readers, &paths, files, binder);
         let socket = SocketName::new(&resource, "one");
-        let plugin = Plugin::new(resource, true, feed.subscribe(), requests, reads);
+        let plugin = Plugin::new(resource, true, feed.subscribe(), helpers);
         let session = Session {
             plugin: Arc::new(plugin),
             directory: plugins,

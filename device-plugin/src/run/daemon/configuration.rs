@@ -17,7 +17,7 @@ impl Daemon {
     pub(super) async fn reload(&mut self) -> bool {
         let file = self.settings.config_file.clone();
         let defaults = self.settings.defaults.clone();
-        let read = self.readers.configuration.run(move || {
+        let read = self.config_file.reader.run(move || {
             hca::host::show(&file);
             let id = FileId::of(&file);
             let read = config::text(&file).and_then(|text| {
@@ -51,7 +51,7 @@ impl Daemon {
     /// Puts a configuration in force. Who holds what is asked first: an HCA that a pod has for itself
     /// must not be offered by another pool.
     async fn follow(&mut self, config: Config) {
-        if let Ok(allocated) = self.helpers.pods.holdings_of_now(HOLDINGS_TIMEOUT).await {
+        if let Ok(allocated) = self.outputs.pods.holdings_of_now(HOLDINGS_TIMEOUT).await {
             self.world.allocated = Some(allocated);
         }
         self.config_file.state.error = None;
@@ -77,7 +77,7 @@ impl Daemon {
     pub(super) fn take_newest_allocated(&mut self) {
         let polled = self.inputs.held.borrow().clone();
         let known = [polled, self.world.allocated.take()].into_iter().flatten();
-        self.world.allocated = known.max_by_key(|allocated| allocated.asked().at);
+        self.world.allocated = known.max_by_key(|allocated| allocated.asked());
     }
 
     /// Watches the directory of the configuration file: a ConfigMap is replaced by a renamed link
@@ -89,7 +89,7 @@ impl Daemon {
         let file = self.settings.config_file.clone();
         let mut watch = std::mem::take(&mut self.config_file.watch);
         let triggers = triggers.clone();
-        let watched = self.readers.configuration.run(move || {
+        let watched = self.config_file.reader.run(move || {
             hca::host::show(&file);
             let wake = move || triggers.send(Trigger::Configuration);
             let unwatched = watch.renew(node::trust::parent(&file), wake);

@@ -9,7 +9,7 @@ use std::time::{Instant, SystemTime};
 
 use attachment::cdi_file;
 use attachment::node::{EXCLUSIVE_HCAS, NODE_ADDRESSES};
-use pools::config::{Delivery, PoolConfig, ResourceName, Sharing};
+use pools::config::{Delivery, PoolConfig, ResourceName};
 use pools::deliver::cdi;
 use pools::deliver::device_info::{self, ALLOCATION_GRACE_PERIOD};
 use pools::history;
@@ -18,14 +18,9 @@ use super::Daemon;
 use crate::files::{Directory, File, IsStale, Wanted};
 use crate::last_good;
 
-/// Whether containers get HCAs of a pool by the pool's CDI file. Slots have files of their own.
-fn is_by_pool_file(pool: &PoolConfig) -> bool {
-    pool.delivery == Delivery::Cdi && !matches!(pool.sharing, Sharing::Late(_))
-}
-
-/// Whether containers get HCAs of a pool by CDI.
+/// Whether containers get HCAs of a pool by CDI; those of slots always do.
 fn is_by_cdi(pool: &PoolConfig) -> bool {
-    pool.delivery == Delivery::Cdi || matches!(pool.sharing, Sharing::Late(_))
+    pool.delivery == Delivery::Cdi
 }
 
 /// One value a line.
@@ -77,7 +72,7 @@ impl Daemon {
             let resource = &pool.resource;
             let of_file = || faults.files.get(&cdi::file_name(resource));
             let fault = faults.directory.as_ref().filter(|_| is_by_cdi(pool));
-            let fault = fault.or_else(|| of_file().filter(|_| is_by_pool_file(pool)));
+            let fault = fault.or_else(|| of_file().filter(|_| pool.has_file()));
             Some((resource.clone(), fault?.clone()))
         });
         let undelivered: BTreeMap<_, _> = undelivered.collect();
@@ -121,7 +116,7 @@ impl Daemon {
     /// Files of pools that are delivered by CDI, and of others as long as pods may hold names in them.
     fn want_specifications(&mut self) {
         let configured = self.config.pools.iter();
-        let configured = configured.filter(|pool| is_by_pool_file(pool));
+        let configured = configured.filter(|pool| pool.has_file());
         let mut used: BTreeSet<_> = configured.map(|pool| pool.resource.clone()).collect();
         let allocated = self.world.allocated.as_ref();
         used.extend(allocated.iter().flat_map(|allocated| allocated.resources()));
@@ -134,7 +129,7 @@ impl Daemon {
             let consequence = "containers of pods that have units of the pool do not start";
             let (name, file) = file(cdi::file_name(resource), cdi::text(snapshot)?, consequence);
             let file = File {
-                only_if_present: !is_by_pool_file(snapshot.pool()),
+                only_if_present: !snapshot.pool().has_file(),
                 ..file
             };
             Some((name, file))
@@ -171,7 +166,7 @@ impl Daemon {
                 (resource, units)
             });
             let held: Vec<_> = held.collect();
-            let asked = allocated.asked().time;
+            let asked = SystemTime::now() - allocated.asked().elapsed();
             stale = Some(Arc::new(move |name: &str, meta: &Metadata| {
                 is_older(meta, asked) && device_info::is_unallocated(name, &held)
             }) as IsStale);

@@ -30,7 +30,7 @@ impl Daemon {
         };
         tokio::time::sleep(settle).await;
         // The one that asks for most.
-        let weight = |reason: Trigger| (reason == Trigger::Configuration, reason.is_of_host());
+        let weight = |reason: Trigger| (reason == Trigger::Configuration, reason != Trigger::World);
         let mut reason = first;
         while let Ok(another) = self.inputs.heard.try_recv() {
             if weight(another) > weight(reason) {
@@ -55,7 +55,7 @@ impl Daemon {
         gates.sort();
         gates.dedup();
         let (host, addresses) = (&self.settings.paths.host, &self.settings.node_addresses);
-        let readers = &self.readers.all;
+        let readers = &self.outputs.readers;
         self.scans.hung = readers.hung();
         self.scans.current = Scan::start(reason, readers, host.clone(), addresses.clone(), gates);
     }
@@ -71,34 +71,33 @@ impl Daemon {
             self.scans.current = None;
             self.scans.counts.late = None;
             self.want(reason);
-            return self.note_late_reads();
+        } else {
+            let late = scan.look();
+            let was_late = std::mem::replace(&mut self.scans.counts.late, late).is_some();
+            if was_late || self.scans.counts.late.is_none() {
+                return;
+            }
+            self.publish();
         }
-        let Some(late) = scan.call_late() else {
-            return;
-        };
-        self.scans.counts.late = Some(late);
-        self.publish();
         self.note_late_reads();
     }
 
     /// Logs what began or ceased to hang, and scans what a scan left out or could not pass.
     pub(super) fn note_late_reads(&mut self) {
-        let late = self.readers.all.late();
+        let late = self.outputs.readers.late();
         let is_in = |all: &[Late], one: &Late| {
             let mut all = all.iter();
             all.any(|known| (known.started, &known.what) == (one.started, &one.what))
         };
-        for new in late.iter().filter(|one| !is_in(&self.readers.logged, one)) {
+        for new in late.iter().filter(|one| !is_in(&self.logged, one)) {
             tracing::error!("{new}; what was known stays in force, and the rest goes on");
         }
-        for over in self.readers.logged.iter().filter(|one| !is_in(&late, one)) {
+        for over in self.logged.iter().filter(|one| !is_in(&late, one)) {
             tracing::info!(took = ?over.started.elapsed(), "{} was late and has ended", over.what);
         }
-        self.readers.logged = late;
-        match &self.scans.current {
-            Some(scan) if scan.is_late() && scan.hangs_at_an_object() => self.look_at_scan(),
-            None if self.scans.hung != self.readers.all.hung() => self.want(Trigger::Timer),
-            _ => {}
+        self.logged = late;
+        if self.scans.current.is_none() && self.scans.hung != self.outputs.readers.hung() {
+            self.want(Trigger::Timer);
         }
     }
 
@@ -180,7 +179,7 @@ impl Daemon {
             self.plan.due = self.plan.due.into_iter().chain(again).min();
         }
         if self.plan.handed_over().next().is_some() {
-            self.helpers.pods.ask_soon();
+            self.outputs.pods.ask_soon();
         }
         self.set_links_up(&host).await;
     }
@@ -190,12 +189,12 @@ impl Daemon {
         let snapshots = &self.plan.pools;
         let netdevs = &seen.inventory.netdevs;
         let links = &mut self.links;
-        let down = links.note(&self.config, snapshots, netdevs, &seen.uplinks);
+        let down = links.note(snapshots, netdevs, &seen.uplinks);
         if down.is_empty() {
             return;
         }
         let paths = self.settings.paths.clone();
-        let outcomes = self.readers.links.run(move || links::set_up(&paths, down));
+        let outcomes = self.links_reader.run(move || links::set_up(&paths, down));
         if let Ok(outcomes) = outcomes.await {
             self.links.tried(outcomes);
         }

@@ -6,11 +6,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::binding::record::{Bindings, Stage};
+use crate::binding::state::Attached;
 use crate::binding::state::Processes;
-use crate::binding::state::{Attached, Lacking};
 use crate::config::{PoolConfig, ResourceName, Sharing};
 use crate::example::named;
-use crate::holdings::{AskedAt, Holdings};
+use crate::holdings::Holdings;
 use crate::snapshot::{Health, UnhealthyReason};
 
 /// A node with eight HCAs, and pods of which each has some slots and GPUs.
@@ -71,16 +71,11 @@ impl Node {
             (hca.clone(), processes)
         });
         let now = Instant::now() + Duration::from_secs(120);
-        let asked = AskedAt {
-            at: now,
-            ..AskedAt::now()
-        };
         Evidence {
             bindings: Arc::new(self.bindings.clone()),
             attached: Attached::default(),
-            held: Some(Arc::new(Holdings::listed(held.collect(), asked))),
+            held: Some(Arc::new(Holdings::listed(held.collect(), now))),
             allocated: BTreeMap::new(),
-            lacking: Lacking::new(),
             processes: processes.collect(),
             asker,
             cgroup: None,
@@ -106,7 +101,7 @@ impl Node {
             ..Container::default()
         };
         let request = PoolRequest {
-            late: self.snapshot.late().unwrap(),
+            strict: self.snapshot.late().unwrap().strict,
             snapshot: self.snapshot.clone(),
             containers: vec![container],
         };

@@ -3,7 +3,6 @@ use kubelet_api::client::Held;
 use super::*;
 use crate::binding::record::Since;
 use crate::checkpoint::Owners;
-use crate::holdings::AskedAt;
 
 const SLOT: &str = "slot_3e71787e_0";
 
@@ -39,11 +38,7 @@ fn list(holder: Option<(&str, &str)>, at: Instant) -> Holdings {
         resource: "rdma/nic".into(),
         ids: vec![SLOT.into()],
     });
-    let asked = AskedAt {
-        at,
-        ..AskedAt::now()
-    };
-    Holdings::listed(held.into_iter().collect(), asked)
+    Holdings::listed(held.into_iter().collect(), at)
 }
 
 /// A minute after the binding, by a list of that time.
@@ -58,7 +53,6 @@ fn evidence(one: &Binding, holder: Option<(&str, &str)>, processes: Processes) -
         attached: Attached::default(),
         held: Some(Arc::new(list(holder, now))),
         allocated: BTreeMap::new(),
-        lacking: Lacking::new(),
         processes: BTreeMap::from([(one.hca.clone(), processes)]),
         asker: None,
         cgroup: None,
@@ -138,30 +132,38 @@ fn without_a_cgroup_two_lists_decide() {
     let one = binding();
     let mut evidence = evidence(&one, None, Processes::Unknown);
     assert!(matches!(binding_state(&one, &evidence), State::Unknown(_)));
-    evidence.lacking = lacking(&evidence);
+    let note = |evidence: &mut Evidence| {
+        let ended = ended(evidence);
+        evidence.bindings = Arc::new(Bindings {
+            ended,
+            ..Bindings::clone(&evidence.bindings)
+        });
+    };
+    note(&mut evidence);
     // The same list again, and one that came too soon.
     assert!(!is_over(&one, &evidence));
     let later = |by: Duration| Some(Arc::new(list(None, evidence.now + by)));
     let (soon, late) = (later(Duration::from_secs(14)), later(LIST_INTERVAL));
-    let again = Evidence {
+    let mut again = Evidence {
         held: soon,
         ..evidence.clone()
     };
     assert!(!is_over(&one, &again));
-    assert_eq!(lacking(&again), evidence.lacking, "the first one counts");
+    // The first one counts.
+    note(&mut again);
     let again = Evidence {
-        held: late.clone(),
-        ..evidence.clone()
+        held: late,
+        ..again
     };
     assert!(is_over(&one, &again));
     // It was bound anew, or the pod was listed in between.
     let anew = Binding {
-        created: 101,
-        ..binding()
+        since: Since(Some(evidence.now + Duration::from_secs(1))),
+        ..one.clone()
     };
     assert!(!is_over(&anew, &again));
     evidence.held = Some(Arc::new(list(Some(("ml", "a")), evidence.now)));
-    assert_eq!(lacking(&evidence), Lacking::new());
+    assert_eq!(ended(&evidence), BTreeMap::new());
 }
 
 #[test]

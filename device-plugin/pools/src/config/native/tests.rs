@@ -113,11 +113,11 @@ fn every_selector_is_read() {
     );
     assert_eq!(
         first(&text).selectors[0].to_string(),
-        "rdmaDevices: mlx5_[0-3]; ifNames: ens1f0; pciAddresses: 0000:3b:*; vendors: 15b3 or 1077; \
-         deviceIDs: 1017; drivers: mlx5_*; acpiIndexes: 101; guids: 505400fffe000001 or \
-         505400fffe00*; firmware: 28.*; boardIDs: MT_0000000359; functions: pf or vf; pfNames: \
+        "rdmaDevices: mlx5_[0-3]; ifNames: ens1f0; pciAddresses: 0000:3b:*; vendors: 15B3 or 0x1077; \
+         deviceIDs: 1017; drivers: mlx5_*; acpiIndexes: 101; guids: 5054:00FF:fe00:0001 or \
+         0x505400fffe00*; firmware: 28.*; boardIDs: MT_0000000359; functions: pf or vf; pfNames: \
          ens2f0#0-3,7 or ens3; rootDevices: 0000:5e:00.0#2; numaNodes: 0-1 or 3; linkTypes: ether; \
-         ports: 1; linkSpeed: >=200G or 100G; pKeys: 0x0001; not: (rdmaDevices: mlx5_bond_0)"
+         ports: 1; linkSpeed: >=200G or 100G; pKeys: 0x8001; not: (rdmaDevices: mlx5_bond_0)"
     );
 }
 

@@ -486,7 +486,7 @@ fn errors_of_all_resources_and_warnings_are_reported_at_once() {
     ));
     let errors: Vec<&str> = problems.iter().collect();
     assert_eq!(errors.len(), 2, "{errors:#?}");
-    let warnings: Vec<&str> = problems.warnings().collect();
+    let warnings = &problems.warnings;
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
 }
 

@@ -42,11 +42,11 @@ fn an_hca_whose_netdev_carries_a_child_is_unhealthy() {
     let config = native(&["resource: rdma/a, mode: exclusive, select: { functions: [pf] }"]);
     let seen = node.scan();
     let candidates = seen.inventory.hcas.clone();
-    let known = crate::pool::Node {
+    let world = World {
         children: [("0000:86:00.0".parse().unwrap(), "ens2 carries one".into())].into(),
-        ..crate::pool::Node::default()
+        ..World::default()
     };
-    let pools = assemble_on(&config, &candidates, &seen, &[], &known);
+    let pools = assemble_on(&config, &candidates, &seen, &[], &world, &Held::new());
     let members = pools.snapshots[0].members().iter();
     let health: Vec<Health> = members.map(|member| member.health.clone()).collect();
     let child = UnhealthyReason::Child("ens2 carries one".into());
