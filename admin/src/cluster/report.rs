@@ -13,7 +13,7 @@ use crate::output::chain;
 use crate::report::{Collection, Form, LOG_BYTES, ReportPart, keep, path, questions};
 
 /// Our containers. Those that others put into our pods are left out, with their logs.
-const CONTAINERS: [&str; 4] = [CONTAINER, "rdma-ipam-broker", "rdma-agent", "install"];
+const CONTAINERS: [&str; 3] = [CONTAINER, "rdma-agent", "install"];
 /// Fields of our DaemonSet and pods, by their template.
 const OURS: &str = "spec.nodeName spec.updateStrategy spec.template.spec.nodeSelector \
     spec.template.spec.tolerations spec.template.spec.initContainers.name \

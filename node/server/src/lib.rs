@@ -1,5 +1,4 @@
-//! What the programs that serve a node's other programs share: the device plugin's daemon and the
-//! broker.
+//! What the programs that serve a node's other programs share: the device plugin's daemon and the agent.
 //!
 //! - [`socket`]: a unix socket on which root asks one question a connection;
 //! - [`http`]: probes and metrics; [`metrics`]: the text of these;

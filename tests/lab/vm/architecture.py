@@ -53,8 +53,7 @@ ALL = {
         elf_machine=183,
         # The board has one serial port of its own; the other is a PCI card.
         machine=("-M", "virt,gic-version=3"),
-        # Has what the broker's TLS needs (AES, SHA-2), and neither pointer authentication nor
-        # SVE, which cost an emulator most of its time.
+        # Has neither pointer authentication nor SVE, which cost an emulator most of its time.
         cpu="neoverse-n1",
         without_wide="",
         console="ttyAMA0",

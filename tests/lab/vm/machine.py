@@ -143,8 +143,8 @@ def command(
     else:
         console = ["-serial", f"file:{directory}/console-{guest}.log"]
     with_control_plane = scenario.kubernetes and guest == 1
-    # The broker's TLS needs wide registers, which cost an emulator a tenth of its time.
-    processor = architecture.cpu if scenario.kubernetes else f"{architecture.cpu}{architecture.without_wide}"
+    # Wide registers cost an emulator a tenth of its time.
+    processor = f"{architecture.cpu}{architecture.without_wide}"
     arguments = [
         *(control_plane.namespace() if with_control_plane else []),
         *emulator(cache), *architecture.machine, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",

@@ -1,7 +1,7 @@
 //! One pod on each machine of the corpus but GKE's, which `cni_late_rails` has. The machine's tree is its
 //! sysfs, and veths with the names, MAC addresses and MTUs of its netdevs are its NICs. Pool, policy and
 //! network are those that `kubectl rdma plan` writes for it (`admin/tests/plans`), with two exceptions:
-//! the store is a directory, not a broker's blocks, and the policy allows virtual links.
+//! the store is the node's alone, and the policy allows virtual links.
 //!
 //! On machines without netdevs the plan has no network: the pod's HCAs are bound when its container
 //! starts. A network of attach `rdma-only` is tried behind another plugin there. The RDMA subsystem is in

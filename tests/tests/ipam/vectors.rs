@@ -309,7 +309,7 @@ fn check_error(run: Run, answer: &Answer, code: &str, vector: &Value) -> Result<
     if code == "INVALID_CIDR" && vector["request"]["cni_args"].is_string() {
         (number, part) = (4, "CNI_ARGS IP");
     }
-    // Without a broker it is not known whether other blocks are free.
+    // Without an agent it is not known whether others have free addresses.
     if run.store == StoreKind::Kubernetes && code == "POOL_EXHAUSTED" {
         (number, part) = (11, "this node's addresses are used up");
     }
