@@ -21,8 +21,7 @@ use std::path::{Path, PathBuf};
 
 /// The directory below the policy's `stateDir`.
 pub const DIRECTORY: &str = "owned";
-/// A file is no longer than this, in bytes: 4,096 parts fit, some with each of their addresses
-/// excepted.
+/// A file is no longer than this, in bytes: 4,096 parts fit.
 const MAX_BYTES: u64 = 1 << 24;
 const FORMAT: u64 = 1;
 
@@ -56,9 +55,6 @@ pub struct OwnedPart {
     /// That it is a network of the node's own (`perNode`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<OwnedNetwork>,
-    /// Addresses of it that are not leased. Ascending.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub except: Vec<IpAddr>,
 }
 
 /// A network of the node's own.
@@ -246,19 +242,10 @@ impl Owned {
     /// A range, of which only addresses are given that the node owns.
     #[must_use]
     pub fn cut(&self, range: &Range, node: &str, boot: &str) -> Range {
-        let mut networks = Vec::new();
-        let mut except: Vec<IpNetwork> = Vec::new();
-        for (cidr, part) in self.usable(node, boot) {
-            if part.is_of(range, cidr) {
-                networks.push(cidr);
-                except.extend(part.except.iter().copied().map(IpNetwork::from));
-            }
-        }
-        let cut = range.within(&networks);
-        match except.is_empty() {
-            true => cut,
-            false => cut.without(&except),
-        }
+        let parts = self.usable(node, boot);
+        let own = parts.filter(|(cidr, part)| part.is_of(range, *cidr));
+        let networks: Vec<IpNetwork> = own.map(|(cidr, _)| cidr).collect();
+        range.within(&networks)
     }
 
     /// The network of the node's own of a range that is divided so.
@@ -285,8 +272,7 @@ impl Owned {
         let mut parts = self.usable(node, boot);
         range.gateway_of(address) != Some(address)
             && parts.any(|(cidr, part)| {
-                let has = cidr.contains(address) && !part.except.contains(&address);
-                has && part.is_of(range, cidr)
+                cidr.contains(address) && part.is_of(range, cidr)
             })
     }
 }
@@ -415,19 +401,18 @@ mod tests {
         };
         let own = OwnedPart {
             network: Some(network),
-            except: vec!["10.0.0.11".parse().unwrap()],
             ..part("7")
         };
         owned.parts.insert(cidr("10.0.0.8/29"), own);
         let divided = |of| range("10.0.0.0/24").divided(Some(of)).unwrap();
         let fits = divided(of(Gateway::First));
-        // Neither first nor last, not the gateway, not the one that is excepted.
-        assert_eq!(owned.cut(&fits, "n1", "b1").size(), 4);
+        // Neither first nor last, not the gateway.
+        assert_eq!(owned.cut(&fits, "n1", "b1").size(), 5);
         let other = divided(of(Gateway::Last));
         assert_eq!(owned.cut(&other, "n1", "b1").size(), 0);
         assert_eq!(owned.cut(&range("10.0.0.0/24"), "n1", "b1").size(), 0);
         let has = |text: &str| owned.has(&fits, text.parse().unwrap(), "n1", "b1");
-        assert!(has("10.0.0.10") && !has("10.0.0.9") && !has("10.0.0.11"));
+        assert!(has("10.0.0.10") && !has("10.0.0.9"));
     }
 
     #[test]

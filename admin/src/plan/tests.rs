@@ -653,7 +653,7 @@ fn a_port_that_is_down_does_not_lower_the_speed() {
 }
 
 #[test]
-fn a_range_is_of_blocks_and_of_no_node_and_has_an_effect() {
+fn a_range_suffices_is_of_no_node_and_has_an_effect() {
     let many = answers("n", two_ports, |_| {}).map(|answer| {
         let named = |index: u32| {
             let mut answer = answer.clone();
@@ -662,14 +662,14 @@ fn a_range_is_of_blocks_and_of_no_node_and_has_an_effect() {
         };
         (0..100).map(named).collect::<Vec<_>>()
     });
-    let error = planned(&many, &range("10.8.0.0/23"))
+    let error = planned(&many, &range("10.8.0.0/25"))
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("100 nodes need a /21 of it for each rail, but get 10.8.0.0/24"),
+        error.contains("100 nodes need a /25 of it for each rail, but get 10.8.0.0/26"),
         "{error}"
     );
-    planned(&many, &range("10.8.0.0/20")).unwrap();
+    planned(&many, &range("10.8.0.0/24")).unwrap();
 
     let text = valid(&of_machine("gke", cloud::gke), &range("10.0.0.0/12"));
     assert!(text.contains("WARNING: --range overlaps 10.1."), "{text}");

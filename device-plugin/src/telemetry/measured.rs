@@ -133,7 +133,7 @@ fn port_counter(host: &Host, device: &str, port: u32, path: &str) -> Option<u64>
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// How full the ranges in use are, of this node's part.
+/// How full the ranges in use are whose addresses this node has alone.
 fn pools(paths: &NodePaths) -> Vec<Family> {
     let plugin = Plugin::new(paths.policy(), &paths.node.root, paths.node.node.as_deref());
     let [all, free] = pool_samples(&plugin).unwrap_or_else(|error| {

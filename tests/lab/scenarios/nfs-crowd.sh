@@ -1,5 +1,5 @@
 # Forty nodes on a range of 62 addresses, their directory on NFS: a pod of each has an address
-# lab: guests=2 memory=1024 timeout=900 binaries=rdma-agent,rdma-ipam,rdmactl
+# lab: guests=2 cpus=2 memory=1024 timeout=900 binaries=rdma-agent,rdma-ipam,rdmactl
 # shellcheck shell=bash disable=SC2154
 
 ip netns add pod
