@@ -531,10 +531,10 @@ impl Agent {
 /// That a call of the store goes on for longer than usual.
 fn hung(worker: &Worker, longer_than: Duration) -> Option<String> {
     let since = lock(&worker.status).calling?.elapsed();
+    let (store, cause) = &worker.store;
     (since > longer_than).then(|| {
         format!(
-            "{} has not answered for {} s; it hangs, or the node is overloaded",
-            worker.store,
+            "{store} has not answered for {} s; {cause}, or the node is overloaded",
             since.as_secs()
         )
     })

@@ -104,12 +104,15 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// What hangs, for messages.
+    /// What hangs, for messages, and why that may be.
     #[must_use]
-    pub fn name(&self) -> String {
+    pub fn name(&self) -> (String, &'static str) {
         match self {
-            Self::Directory(directory) => directory.path().display().to_string(),
-            Self::Api(_) => "the Kubernetes API".to_owned(),
+            Self::Directory(directory) => (
+                directory.path().display().to_string(),
+                "its file server hangs",
+            ),
+            Self::Api(_) => ("the Kubernetes API".to_owned(), "it hangs"),
         }
     }
 
