@@ -74,7 +74,8 @@ struct Worker {
     messages: mpsc::Sender<Message>,
     thread: JoinHandle<()>,
     status: Arc<Mutex<SpaceStatus>>,
-    store: String,
+    /// What hangs if it does not answer, and why that may be.
+    store: (String, &'static str),
 }
 
 /// A store of the policy.
