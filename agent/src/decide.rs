@@ -207,7 +207,6 @@ fn settle(
             id: id.clone(),
             boot: boot.clone(),
             network,
-            ..OwnedPart::default()
         };
         decision.parts.insert(whole, own);
         return None;

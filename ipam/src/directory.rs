@@ -50,7 +50,15 @@ pub fn init(directory: &Path) -> Result<(), NotOurs> {
 pub fn check(directory: &Path) -> Result<(), NotOurs> {
     let path = directory.join(FORMAT_FILE);
     let read = || -> Result<(), String> {
-        let (file, _) = match node::file::open_regular(&path) {
+        let opened = node::file::open_regular(&path).or_else(|error| match error.kind() {
+            // An NFS client remembers for half a minute that there was none, until the directory is opened.
+            ErrorKind::NotFound => {
+                let _ = File::open(directory)?;
+                node::file::open_regular(&path)
+            }
+            _ => Err(error),
+        });
+        let (file, _) = match opened {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let why = "there is no such file: mount the share; or prepare the directory, once for \
                            all nodes: rdmactl addresses init";

@@ -270,7 +270,6 @@ mod tests {
                     id: "7".into(),
                     boot: "b1".into(),
                     network,
-                    ..OwnedPart::default()
                 };
                 owned.parts.insert(part.parse().unwrap(), new);
             };
