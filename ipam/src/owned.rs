@@ -271,9 +271,7 @@ impl Owned {
     pub fn has(&self, range: &Range, address: IpAddr, node: &str, boot: &str) -> bool {
         let mut parts = self.usable(node, boot);
         range.gateway_of(address) != Some(address)
-            && parts.any(|(cidr, part)| {
-                cidr.contains(address) && part.is_of(range, cidr)
-            })
+            && parts.any(|(cidr, part)| cidr.contains(address) && part.is_of(range, cidr))
     }
 }
 
