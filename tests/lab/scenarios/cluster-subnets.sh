@@ -86,8 +86,6 @@ if [ "$LAB_GUEST" = 1 ]; then
 	equal "the pods have their addresses" "$addresses" "$(for pod in 1 2; do address_of rdma-test-pod-$pod; done)"
 fi
 meet_late anew
-[ "$LAB_GUEST" = 2 ] || { step "the API server is away" && api_server stop; }
-meet_late away
 # As the runtime calls it: Multus itself would ask the API for the pod.
 install -d /tmp/away
 cp /etc/rdma-netdev/policy.json /tmp/away/policy.json
@@ -95,8 +93,17 @@ jq '.allow = ((.allow // {}) + {"unallocated": true})' /tmp/away/policy.json >/t
 network='{"cniVersion": "1.0.0", "name": "rdma-net-ipam", "type": "rdma-netdev", "attach": "macvlan",
 	"master": "ens2f0", "ipam": {"type": "rdma-ipam", "range": "192.168.111.0/24"}}'
 export RDMA_NETDEV_POLICY=/tmp/away/policy
+# What the node claims for pods stays its own for ten minutes, when they are gone.
 for number in $(seq 10); do
 	ip netns add "away$number"
+	check "pod $number" cni rdma-netdev ADD "before$number" "away$number" net1 "$network"
+done
+for number in $(seq 10); do
+	check "pod $number ends" cni rdma-netdev DEL "before$number" "away$number" net1 "$network"
+done
+[ "$LAB_GUEST" = 2 ] || { step "the API server is away" && api_server stop; }
+meet_late away
+for number in $(seq 10); do
 	cni rdma-netdev ADD "away$number" "away$number" net1 "$network" |
 		jq -r '.ips[].address' >>"$LAB_OUT/addresses" || true
 done
