@@ -208,7 +208,7 @@ async fn follow(agent: Arc<Agent>, name: String) {
                 tracing::warn!(store = name, fault, "cannot use the store; trying again");
             }
         }
-        // A watch that ends at once is no better than none.
+        // Only a watch that lasted makes the pause short again.
         if begun.elapsed() > MAX_RETRY_INTERVAL {
             wait = RETRY_INTERVAL;
         }

@@ -112,7 +112,8 @@ async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
 }
 
 fn serve(cli: Cli) -> anyhow::Result<()> {
-    let policy = Policy::load(&cli.node.policy)?;
+    let policy = Policy::load(&cli.node.policy);
+    let policy = policy.map_err(|error| anyhow::anyhow!(error.with_remedy()))?;
     let name = policy.node_name(cli.node.name().as_deref());
     let node = NodeIdentity::read(&cli.host_root, &name)?;
     // The edges have one thread; each space has its own.

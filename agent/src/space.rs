@@ -125,7 +125,7 @@ pub struct Space {
     goals: Vec<Goal>,
     /// When each document is read next.
     watched: BTreeMap<IpNetwork, Instant>,
-    /// Documents in which others ask, as they were read last, where changes are told.
+    /// Documents in which others ask, as they were read last, in a store that announces changes.
     asked: BTreeMap<IpNetwork, Read>,
     /// When the documents are listed that may name this node, until that is done.
     list_due: Option<Instant>,

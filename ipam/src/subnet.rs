@@ -100,8 +100,8 @@ pub struct OwnNetwork {
     pub gateway: Option<IpAddr>,
 }
 
-/// Parts one by one: who may write one may not make the others unreadable. One that cannot be read is nobody's to
-/// lease from; a name that is no network says nothing of any address.
+/// Reads each part by itself, so that a bad one does not hide the others: nobody can lease from it. A key that
+/// is not a CIDR is left out.
 fn parts<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<IpNetwork, Part>, D::Error> {
     let all = BTreeMap::<String, Value>::deserialize(from)?;
     let read = |(piece, part): (String, Value)| {

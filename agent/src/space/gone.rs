@@ -29,7 +29,7 @@ impl Space {
         for one in candidates {
             let is_asked = asked.contains(&one.node) || asked.len() < MAX_NODES;
             asked.insert(one.node.clone());
-            // What is not known is no reason to leave a node out.
+            // A node of which nothing is known is asked.
             let gone = match is_asked {
                 true => self.gone(&one.node, NODE_REST, now).unwrap_or(None),
                 false => None,
