@@ -239,13 +239,11 @@ pub enum FailureKind {
     AnswerTooLarge,
     /// Every address of the range is leased, cools down or is another node's.
     Exhausted,
-    /// The address that is wanted is in another node's block or part.
+    /// The address that is wanted is in another node's part.
     HeldByAnotherNode,
-    /// The Kubernetes API did not answer.
-    ClusterUnavailable,
     /// Other nodes were asked for room, or the store of the documents does not answer.
     TryAgain,
-    /// The cluster's objects and the network's range or the node's policy contradict each other.
+    /// The network's range, the node's policy or an administrator's word cannot be served as they are.
     Mismatch,
     /// A kind that this version of the crate does not know.
     #[serde(other)]
