@@ -873,6 +873,41 @@ fn an_old_document_is_not_believed_and_the_node_keeps_what_it_has() {
 }
 
 #[test]
+fn what_moved_since_the_backup_goes_back_to_who_has_it() {
+    let mut cluster = Cluster::new(2);
+    let range = range("10.0.0.0/24");
+    let backup = cluster.share.path().join("default/10.0.0.0-24");
+    let (address, _) = cluster.add(1, "a", &range);
+    let old: Vec<(std::path::PathBuf, Vec<u8>)> = std::fs::read_dir(&backup)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.clone(), std::fs::read(path).unwrap()))
+        .collect();
+    cluster.machines[1].release("a");
+    let now = cluster.now;
+    let given = cluster.machines[1]
+        .space
+        .administer(&PartsChange::GiveBack, now);
+    assert!(!given.unwrap().changed.is_empty());
+    let exact = Room::Exact(address);
+    let limit = Duration::from_secs(30);
+    let (taken, _) = cluster.try_add(0, "z", &range, Some(address), exact, limit);
+    assert_eq!(taken, Ok(address));
+    std::fs::remove_dir_all(&backup).unwrap();
+    std::fs::create_dir(&backup).unwrap();
+    for (path, text) in old {
+        std::fs::write(path, text).unwrap();
+    }
+    let now = cluster.now;
+    cluster.machines[1].restart(now);
+    cluster.run(Duration::from_mins(3));
+    let document = cluster.document("10.0.0.0/24");
+    let of = document.parts.get(&single(address)).map(|part| &*part.node);
+    assert_eq!(of, Some("n0"), "{:?}", owners(&document));
+    assert_eq!(cluster.machines[0].parts(), [single(address).to_string()]);
+}
+
+#[test]
 fn a_share_that_is_not_mounted_is_named_and_nothing_is_written() {
     let mut cluster = Cluster::new(1);
     std::fs::remove_file(cluster.share.path().join("FORMAT")).unwrap();
