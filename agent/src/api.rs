@@ -713,7 +713,14 @@ fn patch(
         false => json!([FINALIZER]),
     };
     json!({
-        "metadata": {"resourceVersion": version.to_string(), "labels": labels, "finalizers": finalizers},
+        "metadata": {
+            "resourceVersion": version.to_string(),
+            "labels": labels,
+            "finalizers": finalizers,
+            // Who wrote which key is not followed: with 250 owners it is more than the document, and the
+            // server computes it at each change (Kubernetes, "Server-Side Apply", clearing managedFields).
+            "managedFields": [{}],
+        },
         "spec": {"parts": parts},
         "status": Summary::of(next),
     })
