@@ -327,26 +327,27 @@ fn hand_over(
                 continue;
             }
             decision.is_urgent = true;
-            let pieces = decision
-                .parts
-                .iter()
-                .filter(|(piece, own)| own.id == *id && piece::covers(*whole, **piece));
-            let pieces = pieces.map(|(piece, _)| *piece);
-            let found = pieces.filter_map(|of| Some((of, piece_for(want, of, inputs.busy)?)));
-            let Some((of, piece)) = found.max_by_key(|(_, piece)| piece::size(*piece)) else {
-                continue;
+            let is_its = |(piece, own): (&IpNetwork, &OwnedPart)| {
+                (own.id == *id && piece::covers(*whole, *piece)).then_some(*piece)
             };
-            if let Some(own) = decision.parts.remove(&of) {
-                let rest = piece::cover(of, &|address| !piece.contains(address));
-                decision
-                    .parts
-                    .extend(rest.into_iter().map(|rest| (rest, own.clone())));
+            let mut own: Vec<IpNetwork> = decision.parts.iter().filter_map(is_its).collect();
+            let template = own
+                .first()
+                .and_then(|piece| decision.parts.get(piece))
+                .cloned();
+            let Some(template) = template else { continue };
+            let pieces = pieces_for(want, &mut own, inputs.busy);
+            decision
+                .parts
+                .retain(|piece, part| is_its((piece, part)).is_none());
+            decision
+                .parts
+                .extend(own.into_iter().map(|piece| (piece, template.clone())));
+            if !pieces.is_empty() {
+                let want = want.clone();
+                let of_id = handovers.entry(id.clone()).or_default();
+                of_id.push(Handover { pieces, want });
             }
-            let want = want.clone();
-            handovers
-                .entry(id.clone())
-                .or_default()
-                .push(Handover { piece, want });
         }
         let kept = decision.parts.iter().filter(|(_, own)| own.id == *id);
         let kept: usize = kept.map(|(piece, _)| piece::size(*piece)).sum();
@@ -395,10 +396,10 @@ fn hand_over(
         let mut to = handovers.remove(&id).unwrap_or_default();
         loop {
             let next = (!to.is_empty()).then(|| to.remove(0));
-            let later = to.iter().map(|later| later.piece);
+            let later = to.iter().flat_map(|later| &later.pieces);
             decision.changes.push(Change::Give {
                 by: by.clone(),
-                keep: kept.iter().copied().chain(later).collect(),
+                keep: kept.iter().chain(later).copied().collect(),
                 to: next,
             });
             if to.is_empty() {
@@ -408,11 +409,42 @@ fn hand_over(
     }
 }
 
+/// The pieces for who asks, cut out of those that the node owns: as large ones as there are without an
+/// address in use, until it has what it asked for or half of what is free.
+fn pieces_for(
+    want: &Want,
+    own: &mut Vec<IpNetwork>,
+    busy: &BTreeMap<IpAddr, Busy>,
+) -> Vec<IpNetwork> {
+    let size: usize = own.iter().map(|piece| piece::size(*piece)).sum();
+    let is_own = |address: &&IpAddr| own.iter().any(|piece| piece.contains(**address));
+    let free = size.saturating_sub(busy.keys().filter(is_own).count());
+    let (mut pieces, mut given) = (Vec::new(), 0);
+    loop {
+        let missing = usize::from(want.size.max(1)).saturating_sub(given);
+        let found = own.iter().enumerate();
+        let found = found.filter_map(|(at, of)| Some((at, piece_for(want, *of, missing, busy)?)));
+        let largest = found.max_by_key(|(_, piece)| piece::size(*piece));
+        let Some((at, piece)) = largest.filter(|_| given == 0 || 2 * given < free) else {
+            return pieces;
+        };
+        let of = own.swap_remove(at);
+        own.extend(piece::cover(of, &|address| !piece.contains(address)));
+        given += piece::size(piece);
+        pieces.push(piece);
+    }
+}
+
 /// The largest piece of one that the node owns, without an address in use, that helps who asks.
-fn piece_for(want: &Want, of: IpNetwork, busy: &BTreeMap<IpAddr, Busy>) -> Option<IpNetwork> {
+fn piece_for(
+    want: &Want,
+    of: IpNetwork,
+    missing: usize,
+    busy: &BTreeMap<IpAddr, Busy>,
+) -> Option<IpNetwork> {
     let (first, last) = (bits(want.among.0), bits(want.among.1));
-    let most = piece::size(of).min(usize::from(want.size.max(1)));
-    let sizes = (0..=most.ilog2()).rev().map(|bits| 1 << bits);
+    let most = piece::size(of).min(missing);
+    let sizes = (0..=most.checked_ilog2()?).rev().map(|bits| 1 << bits);
     let fits = |piece: &IpNetwork| {
         let helps = bits(piece.network()) <= last && first <= bits(piece.broadcast());
         helps && !busy.keys().any(|address| piece.contains(*address))
@@ -615,12 +647,49 @@ mod tests {
             (4, ("10.0.0.16", "10.0.0.255"), &[], None),
             (0, all, &["10.0.0.8"], Some("10.0.0.9/32")),
         ] {
-            let found = piece_for(&want(size, among), of, &busy_at(busy));
+            let found = piece_for(&want(size, among), of, size.max(1).into(), &busy_at(busy));
             assert_eq!(
                 found,
                 piece.map(|text| text.parse().unwrap()),
                 "{size} {busy:?}"
             );
+        }
+    }
+
+    #[test]
+    fn who_asks_gets_several_pieces_up_to_half_of_what_is_free() {
+        let all = ("10.0.0.0", "10.0.0.255");
+        // Every second address of a /28 is in use.
+        let odd: Vec<String> = (1..16).step_by(2).map(|n| format!("10.0.0.{n}")).collect();
+        let odd: Vec<&str> = odd.iter().map(String::as_str).collect();
+        for (size, own, busy, given, left) in [
+            (64, &["10.0.0.0/28"][..], &odd[..], 4, 12),
+            (3, &["10.0.0.0/28"], &odd, 3, 13),
+            (1, &["10.0.0.0/28"], &[], 1, 15),
+            // A whole piece is not cut for half of what is free.
+            (64, &["10.0.0.0/28"], &[], 16, 0),
+            (64, &["10.0.0.0/30", "10.0.0.8/30"], &["10.0.0.0"], 4, 4),
+            (
+                4,
+                &["10.0.0.0/30"],
+                &["10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.3"],
+                0,
+                4,
+            ),
+        ] {
+            let before: Vec<IpNetwork> = own.iter().map(|text| text.parse().unwrap()).collect();
+            let (mut own, busy) = (before.clone(), busy_at(busy));
+            let pieces = pieces_for(&want(size, all), &mut own, &busy);
+            let of =
+                |pieces: &[IpNetwork]| pieces.iter().map(|one| piece::size(*one)).sum::<usize>();
+            assert_eq!((of(&pieces), of(&own)), (given, left), "{size} {before:?}");
+            let is_busy = |piece: &IpNetwork| busy.keys().any(|address| piece.contains(*address));
+            assert!(!pieces.iter().any(is_busy), "{pieces:?}");
+            let all: Vec<IpNetwork> = pieces.iter().chain(&own).copied().collect();
+            let clashes = |(at, one): (usize, &IpNetwork)| {
+                all.iter().skip(at + 1).any(|other| overlap(*one, *other))
+            };
+            assert!(!all.iter().enumerate().any(clashes), "{all:?}");
         }
     }
 

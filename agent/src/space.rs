@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipam::leases::{Leases, since_boot};
+use ipam::leases::{Leases, Use, since_boot};
 use ipam::owned::{self, Owned};
 use ipam::range::Range;
 use ipam::space::AddressSpace;
@@ -64,7 +64,8 @@ pub struct SpaceStatus {
     pub calling: Option<Instant>,
     /// Why the last call of the store failed.
     pub fault: Option<String>,
-    /// Documents with parts that overlap, or that are older than one that was read before.
+    /// Documents with parts that overlap, that are older than one that was read before, or that do not give
+    /// this node what its pods have.
     pub doubts: BTreeMap<IpNetwork, String>,
     pub parts: u64,
     pub addresses: u64,
@@ -133,8 +134,7 @@ pub struct Space {
     restored: BTreeMap<IpNetwork, Instant>,
     /// What the store said of itself last.
     store_restored: Option<u64>,
-    /// When each mark of a node that is gone was seen first.
-    marks: BTreeMap<(IpNetwork, Option<String>), Instant>,
+    marks: gone::Marks,
     /// When each other node was asked for, and why it is gone, if it is.
     nodes: BTreeMap<String, (Instant, Option<String>)>,
     status: Arc<Mutex<SpaceStatus>>,
@@ -188,7 +188,7 @@ impl Space {
             pending: BTreeSet::new(),
             restored: BTreeMap::new(),
             store_restored: None,
-            marks: BTreeMap::new(),
+            marks: gone::Marks::default(),
             nodes: BTreeMap::new(),
             status,
         })
@@ -499,9 +499,15 @@ impl Space {
                 (false, true) => drop(owned.versions.remove(&subnet)),
                 (false, false) => drop(owned.versions.insert(subnet, read.version)),
             }
-            Ok::<_, Fault>((decision, owned.clone(), is_restored))
+            let outside = uses.iter().filter(|(address, used)| {
+                let mut parts = decision.parts.keys();
+                *used == Use::Leased && !parts.any(|part| part.contains(*address))
+            });
+            let outside = outside.map(|(address, _)| *address).next();
+            Ok::<_, Fault>((decision, owned.clone(), is_restored, outside))
         });
-        let (decision, owned, is_restored) = decided.map_err(|error| error.to_string())??;
+        let (decision, owned, is_restored, outside) =
+            decided.map_err(|error| error.to_string())??;
         #[cfg(test)]
         tests::kill::point()?;
         let got = |id: &String| !decision.parts.values().any(|part| part.id == *id);
@@ -520,7 +526,9 @@ impl Space {
             let why = match (is_restored, doubt.is_empty()) {
                 (true, _) => Some("it is older than one that was read before".to_owned()),
                 (_, false) => Some(format!("parts overlap: {doubt:?}")),
-                _ => None,
+                _ => outside.map(|address| {
+                    format!("a pod of this node has {address}, which is not in a part of this node")
+                }),
             };
             match why {
                 Some(why) => drop(status.doubts.insert(subnet, why)),

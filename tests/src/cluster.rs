@@ -147,14 +147,45 @@ impl AgentNode {
         };
         host_root::make(&node.root())?;
         fs::create_dir_all(node.path("root/run/rdma-netdev"))?;
+        node.write_policy()?;
+        Ok(node)
+    }
+
+    fn write_policy(&self) -> Result<()> {
         let policy = json!({
-            "node": name,
-            "stateDir": node.path("state"),
+            "node": self.name,
+            "stateDir": self.path("state"),
             "stores": {"default": {"type": "kubernetes"}},
             "ipam": {"cooldown": "0s"},
         });
-        fs::write(node.policy(), policy.to_string())?;
+        Ok(fs::write(self.policy(), policy.to_string())?)
+    }
+
+    /// A node whose disk is a copy of another one's.
+    ///
+    /// # Errors
+    /// As [`AgentNode::new`].
+    pub fn with_disk_of(server: &ApiServer, name: &str, other: &Self) -> Result<Self> {
+        let node = Self::new(server, name)?;
+        fs::create_dir_all(node.path("state/owned"))?;
+        for entry in fs::read_dir(other.path("state/owned"))? {
+            let entry = entry?;
+            fs::copy(
+                entry.path(),
+                node.path("state/owned").join(entry.file_name()),
+            )?;
+        }
         Ok(node)
+    }
+
+    /// The machine, whose agent does not run, has another name from now on.
+    ///
+    /// # Errors
+    /// The Node cannot be made, or the policy not be written.
+    pub fn rename(&mut self, server: &ApiServer, name: &str) -> Result<()> {
+        server.add_node(name)?;
+        name.clone_into(&mut self.name);
+        self.write_policy()
     }
 
     /// The same, and its agent is started.

@@ -26,10 +26,10 @@ pub enum Wanted {
     Network(Range),
 }
 
-/// A piece that its owner gives to the node that asked for it.
+/// Pieces that their owner gives to the node that asked, together at most as large as it asked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handover {
-    pub piece: IpNetwork,
+    pub pieces: Vec<IpNetwork>,
     pub want: Want,
 }
 
@@ -256,14 +256,16 @@ fn give(
 ) -> Result<Changed, Refused> {
     let mine = document.pieces_of(by);
     let is_mine = |piece: &IpNetwork| mine.iter().any(|whole| piece::covers(*whole, *piece));
+    let handed = to.map(|to| to.pieces.as_slice()).unwrap_or_default();
+    let all = || keep.iter().chain(handed);
     if let Some(lost) = keep.iter().find(|piece| !is_mine(piece)) {
         return Err(Refused::Stale { part: *lost });
     }
     let clashes = |(at, piece): (usize, &IpNetwork)| {
-        let mut before = keep.iter().take(at);
+        let mut before = all().take(at);
         !piece::is_piece(document.subnet, *piece) || before.any(|other| overlap(*other, *piece))
     };
-    if let Some((_, piece)) = keep.iter().enumerate().find(|one| clashes(*one)) {
+    if let Some((_, piece)) = all().enumerate().find(|one| clashes(*one)) {
         return Err(Refused::NotAPiece {
             subnet: document.subnet,
             piece: *piece,
@@ -282,19 +284,20 @@ fn give(
     for piece in keep {
         next.parts.insert(*piece, left.clone());
     }
-    if let Some(Handover { piece, want }) = to {
-        let served = document.by_id(&want.id).is_some();
-        if !served {
-            let asked =
-                wanted.contains(want) && is_mine(piece) && piece::size(*piece) <= want.size.into();
-            if !asked || keep.iter().any(|kept| overlap(*kept, *piece)) {
-                return Err(Refused::Stale { part: *piece });
+    if let Some(Handover { pieces, want }) = to {
+        if document.by_id(&want.id).is_none() {
+            let size: usize = pieces.iter().map(|piece| piece::size(*piece)).sum();
+            let is_asked = wanted.contains(want) && pieces.iter().all(is_mine);
+            if !is_asked || size > want.size.into() {
+                let part = handed.first().copied().unwrap_or(document.subnet);
+                return Err(Refused::Stale { part });
             }
             let holder = Holder {
                 node: want.node.clone(),
                 id: want.id.clone(),
             };
-            next.parts.insert(*piece, Part::of(&holder));
+            let pieces = pieces.iter().map(|piece| (*piece, Part::of(&holder)));
+            next.parts.extend(pieces);
         }
         wanted.retain(|other| other.id != want.id);
         withdraw(&mut next, |other| other.id == want.id);
@@ -304,7 +307,7 @@ fn give(
         wanted.truncate(MAX_WANTS);
         part.wanted = wanted;
     }
-    Ok(changed(document, next, to.map(|to| to.piece)))
+    Ok(changed(document, next, handed.first().copied()))
 }
 
 fn ask(document: &Document, part: IpNetwork, want: &Want) -> Result<Changed, Refused> {

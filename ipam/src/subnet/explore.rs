@@ -100,7 +100,7 @@ impl World {
                     .filter(|(other, of)| *of == id && *other != piece);
                 let keep = of_id.map(|(other, _)| *other).chain(rest).collect();
                 let to = want.filter(|_| op == Op::Cut).map(|want| Handover {
-                    piece: gone,
+                    pieces: vec![gone],
                     want: want.clone(),
                 });
                 (None, Told::Give(mine, keep, to))

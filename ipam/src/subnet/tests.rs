@@ -289,7 +289,7 @@ fn a_part_is_cut_and_a_piece_of_it_is_handed_over() {
         by: holder("a", "1"),
         keep: keep.clone(),
         to: Some(Handover {
-            piece: net("10.56.3.4/32"),
+            pieces: vec![net("10.56.3.4/32")],
             want: first.clone(),
         }),
     };
@@ -306,21 +306,38 @@ fn a_part_is_cut_and_a_piece_of_it_is_handed_over() {
     let left = std::slice::from_ref(&second);
     assert_eq!(document.parts[&keep[1]].wanted, left);
     // A piece for whom nobody asks, or too large a one, is not handed over.
-    let unasked = |piece: &str, want: &Want| Change::Give {
+    let hand_over = |pieces: &[&str], want: &Want| Change::Give {
         by: holder("a", "1"),
         keep: vec![net("10.56.3.0/30")],
         to: Some(Handover {
-            piece: net(piece),
+            pieces: pieces.iter().copied().map(net).collect(),
             want: want.clone(),
         }),
     };
     for refused in [
-        unasked("10.56.3.8/30", &want("d", "4", 4)),
-        unasked("10.56.3.8/29", &second),
+        hand_over(&["10.56.3.8/30"], &want("d", "4", 4)),
+        hand_over(&["10.56.3.8/29"], &second),
+        hand_over(&["10.56.3.8/30", "10.56.3.12/32"], &second),
+        hand_over(&["10.56.3.8/31", "10.56.3.16/31"], &second),
     ] {
         let refused = change(&document, &refused);
         assert!(matches!(refused, Err(Refused::Stale { .. })), "{refused:?}");
     }
+    for clash in [
+        ["10.56.3.8/31", "10.56.3.9/32"],
+        ["10.56.3.0/31", "10.56.3.8/31"],
+    ] {
+        let refused = change(&document, &hand_over(&clash, &second));
+        assert!(
+            matches!(refused, Err(Refused::NotAPiece { .. })),
+            "{refused:?}"
+        );
+    }
+    let pieces = ["10.56.3.8/31", "10.56.3.12/31"];
+    let handed = change(&document, &hand_over(&pieces, &second)).unwrap();
+    let handed = handed.document.unwrap();
+    assert_eq!(handed.pieces_of(&holder("c", "3")), pieces.map(net));
+    assert!(handed.parts.values().all(|part| part.wanted.is_empty()));
     let all = Change::Give {
         by: holder("a", "1"),
         keep: Vec::new(),
@@ -454,9 +471,9 @@ fn any_change() -> impl Strategy<Value = Change> {
         }),
         2 => (by(), piece()).prop_map(|(by, piece)| Change::Claim { by, what: Wanted::Exact(piece) }),
         1 => (by()).prop_map(|by| Change::Claim { by, what: Wanted::Network(per_node("10.56.3.0/28", 30)) }),
-        3 => (by(), proptest::collection::vec(piece(), 0..3), proptest::option::of((piece(), want())))
+        3 => (by(), proptest::collection::vec(piece(), 0..3), proptest::option::of((proptest::collection::vec(piece(), 0..3), want())))
             .prop_map(|(by, keep, to)| Change::Give {
-                by, keep, to: to.map(|(piece, want)| Handover { piece, want }),
+                by, keep, to: to.map(|(pieces, want)| Handover { pieces, want }),
             }),
         2 => (piece(), want()).prop_map(|(part, want)| Change::Want { part, want }),
         1 => proptest::collection::vec(id(), 0..3).prop_map(|ids| Change::Unwant { ids }),

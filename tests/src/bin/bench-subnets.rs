@@ -8,7 +8,9 @@
 //! - rate: pods come and go on all nodes at once, while the API server is killed, then etcd, and its
 //!   history is compacted;
 //! - shared: a pod on each of 250 nodes, all at once, in one /24; then 1,000 ADDs for which the range has
-//!   no address. All requests pass a proxy that counts them.
+//!   no address. All requests pass a proxy that counts them;
+//! - start: what 5,000 agents ask of the API when they start at one moment, each with a part of a full
+//!   subnet. Their requests only: so many programs do not fit on one machine.
 
 #![expect(
     clippy::print_stdout,
@@ -18,7 +20,7 @@
 )]
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,14 +38,17 @@ use ipam::lease::Holder;
 use ipam::leases::{AddressRequest, LeaseError, Leases, Need, Order, Ownership, Refused};
 use ipam::owned::Owned;
 use ipam::range::{Range, Spec};
-use ipam::space::AddressSpace;
+use ipam::space::{AddressSpace, single};
+use ipam::subnet::{self, Part, subnet_of};
 use node::policy::{Policy, Profile, StoreKind, StorePolicy};
 use node_wire::{FailureKind, Room, RoomNeed, RoomQuestion};
 use rdma_agent::agent::{Settings, run};
+use rdma_agent::api::Api;
+use rdma_agent::backend::{Age, Read, Swap};
 use rdma_agent::decide::ThisNode;
 use rdma_agent::space::Context;
 use tempfile::TempDir;
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 /// ADDs in a second in the whole cluster, at least, once its nodes have parts.
@@ -54,6 +59,8 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 const MAX_WRITES: f64 = 6.0;
 /// Lists of each of them in a second, at most, while the range is exhausted.
 const MAX_LISTS: f64 = 1.0;
+/// Nodes that have a part of one subnet, where agents start.
+const OWNERS: usize = 250;
 /// How long an ADD is tried, as the runtime tries again, while the API is away or much asked.
 const ADD_TIMEOUT: Duration = Duration::from_mins(5);
 /// How long an ADD's question waits for its answer.
@@ -63,6 +70,7 @@ const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 enum Scene {
     Rate,
     Shared,
+    Start,
 }
 
 #[derive(Debug, Parser)]
@@ -89,6 +97,9 @@ struct Arguments {
     /// ADDs on the range when it is exhausted
     #[arg(long, default_value_t = 1000)]
     exhausted: usize,
+    /// Agents that start at one moment
+    #[arg(long, default_value_t = 5000)]
+    starting: usize,
     /// Leave API server and etcd alone
     #[arg(long)]
     no_faults: bool,
@@ -689,14 +700,145 @@ fn shared(arguments: &Arguments) -> Result<bool> {
         && each(bytes) <= 1024.0 * 1024.0)
 }
 
+/// Full subnets, so that each node has a part of one.
+fn fill(api: &Api, space: &AddressSpace, nodes: usize) -> Result<()> {
+    for (number, first) in (0..nodes).step_by(OWNERS).enumerate() {
+        let network = Ipv4Addr::from(0x0a40_0000 + u32::try_from(number)? * 256);
+        let none = Read::none(space, subnet_of(network.into()));
+        let mut document = none.document.clone();
+        let owners = (first..nodes.min(first + OWNERS)).zip(u32::from(network)..);
+        document.parts = owners
+            .map(|(node, address)| {
+                let by = subnet::Holder {
+                    node: format!("node-{node}"),
+                    id: format!("{node:08x}-00000001"),
+                };
+                (single(IpAddr::V4(address.into())), Part::of(&by))
+            })
+            .collect();
+        let swap = api.swap(space, &none, &document)?;
+        ensure!(matches!(swap, Swap::Won(_)), "{swap:?}");
+    }
+    Ok(())
+}
+
+/// What an agent asks until it hears what waits for it; tried again as the agent does.
+fn start_agent(api: &Api, runtime: &Runtime, space: &AddressSpace, name: &str, failed: &AtomicU64) {
+    let begin = || -> Result<()> {
+        let spaces = api.spaces(&space.store)?;
+        ensure!(spaces == [space.clone()], "{name}: {spaces:?}");
+        runtime.block_on(api.look())?;
+        for subnet in api.subnets(space, name, Age::Any)? {
+            let document = api.read(space, subnet)?.document;
+            ensure!(document.parts.values().any(|part| part.node == name));
+        }
+        Ok(())
+    };
+    let mut random = Random(ipam::space::hash(name));
+    while let Err(error) = begin() {
+        if failed.fetch_add(1, Ordering::Relaxed) == 0 {
+            eprintln!("{name}: {error}");
+        }
+        thread::sleep(Duration::from_millis(500 + random.below(1000) as u64));
+    }
+}
+
+fn start(arguments: &Arguments) -> Result<()> {
+    let place = TempDir::new()?;
+    let server = cluster::api_server()?;
+    let proxy = Proxy::start(server.kubeconfig(), 1)?;
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    let config = proxy.kubeconfig(place.path().join("kubeconfig"))?;
+    let client = runtime.block_on(client(&config))?;
+    let api = |name: &str| Api::new(client.clone(), runtime.handle().clone(), name);
+    let space = AddressSpace::new("default", None);
+    fill(&api("node-0"), &space, arguments.starting)?;
+    drop(proxy.take_counts());
+    let (failed, hears, over) = (
+        AtomicU64::new(0),
+        AtomicU64::new(0),
+        CancellationToken::new(),
+    );
+    let started = Instant::now();
+    let each = |number: u64| number as f64 / arguments.starting as f64;
+    thread::scope(|scope| -> Result<()> {
+        let (runtime, space, failed, hears, over) = (&runtime, &space, &failed, &hears, &over);
+        for number in 0..arguments.starting {
+            let name = format!("node-{number}");
+            let api = api(&name);
+            thread::Builder::new()
+                .stack_size(512 << 10)
+                .spawn_scoped(scope, move || {
+                    start_agent(&api, runtime, space, &name, failed);
+                    hears.fetch_add(1, Ordering::Relaxed);
+                    let watch = async { drop(api.watch(|_| ()).await) };
+                    runtime.block_on(async {
+                        tokio::select! { () = watch => {} () = over.cancelled() => {} }
+                    });
+                })?;
+        }
+        while hears.load(Ordering::Relaxed) < arguments.starting as u64
+            && started.elapsed() < ADD_TIMEOUT
+        {
+            thread::sleep(Duration::from_millis(100));
+        }
+        let took = started.elapsed();
+        // The last ones' watches.
+        thread::sleep(Duration::from_secs(5));
+        let counts = proxy.take_counts();
+        thread::sleep(Duration::from_secs(30));
+        let idle: u64 = proxy
+            .take_counts()
+            .values()
+            .map(|count| count.requests)
+            .sum();
+        over.cancel();
+        println!("\n| agents that start at one moment | measured |\n|---|---|");
+        println!(
+            "| agents, all have read their parts after | {}, {took:.1?} |",
+            arguments.starting
+        );
+        println!(
+            "| attempts without an answer | {} |",
+            failed.load(Ordering::Relaxed)
+        );
+        let of = |kind| counts.get(&kind).copied().unwrap_or_default();
+        for (what, kind) in [
+            ("reads", Kind::Read),
+            ("lists", Kind::List),
+            ("watches", Kind::Watch),
+        ] {
+            let count = of(kind);
+            println!(
+                "| {what} of each, KiB | {:.2}, {:.1} |",
+                each(count.requests),
+                each(count.bytes) / 1024.0
+            );
+        }
+        println!("| requests of all in the 30 s after it | {idle} |");
+        ensure!(
+            hears.load(Ordering::Relaxed) == arguments.starting as u64,
+            "not all agents started"
+        );
+        Ok(())
+    })
+}
+
 fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let mut within = true;
-    if arguments.only != Some(Scene::Shared) {
+    let is_wanted = |scene| arguments.only.is_none_or(|only| only == scene);
+    if is_wanted(Scene::Rate) {
         within &= rate(&arguments)?;
     }
-    if arguments.only != Some(Scene::Rate) {
+    if is_wanted(Scene::Shared) {
         within &= shared(&arguments)?;
+    }
+    if is_wanted(Scene::Start) {
+        start(&arguments)?;
     }
     Ok(match arguments.check && !within {
         true => ExitCode::FAILURE,

@@ -34,6 +34,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(nodes_share_a_small_range_to_its_last_address, ApiServer),
     case!(parts_of_a_deleted_node_are_taken, ApiServer),
     case!(a_node_that_is_back_in_time_keeps_its_parts, ApiServer),
+    case!(a_node_of_another_name_has_nothing_of_its_disk, ApiServer),
     case!(a_restored_etcd_gives_no_address_twice, ApiServer),
     case!(
         a_deleted_document_stays_and_a_lost_one_is_written_anew,
@@ -561,6 +562,38 @@ fn a_node_that_is_back_in_time_keeps_its_parts() -> Result<()> {
         eventually("the node has the part", LATE, || Ok(node.owned()? == owned))?;
     }
     ensure!(node.add("pod-1", RANGE)? != address);
+    Ok(())
+}
+
+fn a_node_of_another_name_has_nothing_of_its_disk() -> Result<()> {
+    const SMALL: &str = "10.9.1.0/29";
+    let server = api_server()?;
+    let mut original = AgentNode::started(&server, "n1")?;
+    let mut addresses = BTreeSet::new();
+    for pod in 0..2 {
+        addresses.insert(original.add_in_the_end(&format!("pod-{pod}"), SMALL)?);
+    }
+    let owned = original.owned()?;
+    original.kill()?;
+    let mut copy = AgentNode::with_disk_of(&server, "n2", &original)?;
+    copy.start()?;
+    let address = copy.add_in_the_end("pod-0", SMALL)?;
+    ensure!(!addresses.contains(&address), "{address}: {addresses:?}");
+    ensure!(copy.owned()? == parts_of(&server, "n2")?, "{}", copy.log());
+    original.start()?;
+    eventually("the original has its parts", LATE, || {
+        Ok(original.owned()? == owned && parts_of(&server, "n1")? == owned)
+    })?;
+    // The copy is called otherwise after a reboot, and its old Node is deleted.
+    copy.reboot()?;
+    copy.rename(&server, "n3")?;
+    server.delete_node("n2")?;
+    copy.start()?;
+    for pod in 1..5 {
+        addresses.insert(copy.add_in_the_end(&format!("pod-{pod}"), SMALL)?);
+    }
+    ensure!(addresses.len() == 6, "{addresses:?}");
+    ensure!(parts_of(&server, "n2")?.is_empty(), "{:?}", parts(&server)?);
     Ok(())
 }
 
