@@ -48,7 +48,7 @@ use rdma_agent::backend::{Age, Read, Swap};
 use rdma_agent::decide::ThisNode;
 use rdma_agent::space::Context;
 use tempfile::TempDir;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 
 /// ADDs in a second in the whole cluster, at least, once its nodes have parts.
@@ -723,7 +723,13 @@ fn fill(api: &Api, space: &AddressSpace, nodes: usize) -> Result<()> {
 }
 
 /// What an agent asks until it hears what waits for it; tried again as the agent does.
-fn start_agent(api: &Api, runtime: &Runtime, space: &AddressSpace, name: &str, failed: &AtomicU64) {
+fn start_agent(
+    api: &Api,
+    runtime: &Handle,
+    space: &AddressSpace,
+    name: &str,
+    (failed, over): (&AtomicU64, &CancellationToken),
+) {
     let begin = || -> Result<()> {
         let spaces = api.spaces(&space.store)?;
         ensure!(spaces == [space.clone()], "{name}: {spaces:?}");
@@ -735,7 +741,9 @@ fn start_agent(api: &Api, runtime: &Runtime, space: &AddressSpace, name: &str, f
         Ok(())
     };
     let mut random = Random(ipam::space::hash(name));
-    while let Err(error) = begin() {
+    while let Err(error) = begin()
+        && !over.is_cancelled()
+    {
         if failed.fetch_add(1, Ordering::Relaxed) == 0 {
             eprintln!("{name}: {error}");
         }
@@ -747,13 +755,13 @@ fn start(arguments: &Arguments) -> Result<()> {
     let place = TempDir::new()?;
     let server = cluster::api_server()?;
     let proxy = Proxy::start(server.kubeconfig(), 1)?;
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()?;
+    let end = CancellationToken::new();
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let (handle, until) = (runtime.handle().clone(), end.clone());
+    let driver = thread::spawn(move || runtime.block_on(until.cancelled()));
     let config = proxy.kubeconfig(place.path().join("kubeconfig"))?;
-    let client = runtime.block_on(client(&config))?;
-    let api = |name: &str| Api::new(client.clone(), runtime.handle().clone(), name);
+    let client = handle.block_on(client(&config))?;
+    let api = |name: &str| Api::new(client.clone(), handle.clone(), name);
     let space = AddressSpace::new("default", None);
     fill(&api("node-0"), &space, arguments.starting)?;
     drop(proxy.take_counts());
@@ -764,15 +772,15 @@ fn start(arguments: &Arguments) -> Result<()> {
     );
     let started = Instant::now();
     let each = |number: u64| number as f64 / arguments.starting as f64;
-    thread::scope(|scope| -> Result<()> {
-        let (runtime, space, failed, hears, over) = (&runtime, &space, &failed, &hears, &over);
+    let done = thread::scope(|scope| -> Result<()> {
+        let (runtime, space, failed, hears, over) = (&handle, &space, &failed, &hears, &over);
         for number in 0..arguments.starting {
             let name = format!("node-{number}");
             let api = api(&name);
             thread::Builder::new()
                 .stack_size(512 << 10)
                 .spawn_scoped(scope, move || {
-                    start_agent(&api, runtime, space, &name, failed);
+                    start_agent(&api, runtime, space, &name, (failed, over));
                     hears.fetch_add(1, Ordering::Relaxed);
                     let watch = async { drop(api.watch(|_| ()).await) };
                     runtime.block_on(async {
@@ -824,7 +832,10 @@ fn start(arguments: &Arguments) -> Result<()> {
             "not all agents started"
         );
         Ok(())
-    })
+    });
+    end.cancel();
+    let _ = driver.join();
+    done
 }
 
 fn main() -> Result<ExitCode> {

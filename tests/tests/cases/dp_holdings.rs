@@ -860,11 +860,15 @@ fn an_untrusted_file_of_known_hcas_changes_nothing_for_pods() -> Result<()> {
         let daemon = scene.daemon()?;
         let waited = scene.wait(&kubelet, &daemon, "rdma/nic", 2);
         waited.with_context(|| format!("file {index}"))?;
-        ensure!(
-            daemon.log().contains("known-hcas"),
-            "{index}: {}",
-            daemon.log()
-        );
+        let started = Instant::now();
+        while !daemon.log().contains("known-hcas") {
+            ensure!(
+                started.elapsed() < WAIT_TIMEOUT,
+                "{index}: {}",
+                daemon.log()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
         kubelet.run_options("default/pod", "main")?;
         if index < 4 {
             // The daemon's own file is in its place again.
