@@ -157,7 +157,7 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
         };
         agent::run(settings, stop).await
     });
-    // A thread that hangs in a store is not waited for.
-    runtime.shutdown_background();
+    // The threads of spaces use it until the process ends; one that hangs in a store is not waited for.
+    std::mem::forget(runtime);
     served
 }

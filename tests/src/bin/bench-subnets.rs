@@ -195,7 +195,8 @@ impl Agents {
                 }
                 anyhow::Ok(())
             });
-            runtime.shutdown_background();
+            // Threads of spaces may wait in it still.
+            std::mem::forget(runtime);
             ended
         });
         let begun = Instant::now();
@@ -741,13 +742,16 @@ fn start_agent(
         Ok(())
     };
     let mut random = Random(ipam::space::hash(name));
+    let mut wait = 1000;
     while let Err(error) = begin()
         && !over.is_cancelled()
     {
         if failed.fetch_add(1, Ordering::Relaxed) == 0 {
             eprintln!("{name}: {error}");
         }
-        thread::sleep(Duration::from_millis(500 + random.below(1000) as u64));
+        let pause = wait / 2 + random.below(wait);
+        thread::sleep(Duration::from_millis(pause as u64));
+        wait = (2 * wait).min(30_000);
     }
 }
 
