@@ -141,7 +141,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
             let versions = owned.versions.values();
             versions.for_each(|version| api.remember(*version));
         }
-        agent.begin(&space);
+        agent.begin(&space, None);
     }
     for name in agent.stores.keys() {
         tokio::spawn(follow(agent.clone(), name.clone()));
@@ -184,7 +184,7 @@ async fn lock_directory(directory: &Path) -> anyhow::Result<Flock<File>> {
     }
 }
 
-/// Finds the spaces of a store in which this node has parts, also those that its disk has forgotten, and
+/// Finds the documents of a store in which this node has parts, also those that its disk has forgotten, and
 /// hears what changes in them.
 async fn follow(agent: Arc<Agent>, name: String) {
     let Some(store) = agent.stores.get(&name) else {
@@ -229,18 +229,18 @@ impl Agent {
             return Ok(());
         };
         let owned = name.to_owned();
-        let spaces = tokio::task::spawn_blocking(move || backend.spaces(&owned));
-        let spaces = spaces.await.map_err(|error| error.to_string())?;
-        for space in spaces.map_err(|error| error.to_string())? {
-            self.begin(&space);
+        let found = tokio::task::spawn_blocking(move || backend.documents(&owned));
+        let found = found.await.map_err(|error| error.to_string())?;
+        for News { space, subnet } in found.map_err(|error| error.to_string())? {
+            self.begin(&space, Some(Message::News(subnet)));
         }
         Ok(())
     }
 
     /// Starts the thread of a space of which this node may have something. One that cannot be served stops no
     /// other one.
-    fn begin(&self, space: &AddressSpace) {
-        if let Err(failure) = self.tell(space, None) {
+    fn begin(&self, space: &AddressSpace, message: Option<Message>) {
+        if let Err(failure) = self.tell(space, message) {
             tracing::warn!(%space, why = failure.message, "a space is not served");
         }
     }

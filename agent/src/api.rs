@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::backend::{Age, Read, Swap};
+use crate::backend::{Read, Swap};
 
 /// The path of all documents.
 const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/addresssubnets";
@@ -313,27 +313,18 @@ impl Api {
         }
     }
 
-    fn list(&self, what: &str, selector: &str, age: Age) -> Result<List, ApiError> {
-        let mut parameters = ListParams::default().labels(selector);
-        if age == Age::Any {
-            parameters = parameters.match_any();
-        }
-        self.send(what, Request::new(PATH).list_metadata(&parameters))
+    fn list(&self, what: &str, parameters: &ListParams) -> Result<List, ApiError> {
+        self.send(what, Request::new(PATH).list_metadata(parameters))
     }
 
     /// The subnets of a space in which a node has parts.
     ///
     /// # Errors
     /// The API does not answer.
-    pub fn subnets(
-        &self,
-        space: &AddressSpace,
-        node: &str,
-        age: Age,
-    ) -> Result<Vec<IpNetwork>, ApiError> {
+    pub fn subnets(&self, space: &AddressSpace, node: &str) -> Result<Vec<IpNetwork>, ApiError> {
         let selector = format!("{SPACE}={},{}", hash_of(space), label_of(node));
         let what = format!("list the {KIND}s of node {node}");
-        let list = self.list(&what, &selector, age)?;
+        let list = self.list(&what, &ListParams::default().labels(&selector))?;
         let found = list.items().iter().filter_map(news);
         Ok(found.map(|one| one.subnet).collect())
     }
@@ -344,7 +335,9 @@ impl Api {
     /// The API does not answer.
     pub fn full(&self, space: &AddressSpace) -> Result<BTreeSet<IpNetwork>, ApiError> {
         let selector = format!("{SPACE}={},{FULL}=true", hash_of(space));
-        let list = self.list(&format!("list the full {KIND}s"), &selector, Age::Any)?;
+        // As some server remembers them, which costs the cluster nothing.
+        let parameters = ListParams::default().labels(&selector).match_any();
+        let list = self.list(&format!("list the full {KIND}s"), &parameters)?;
         Ok(list
             .items()
             .iter()
@@ -353,19 +346,17 @@ impl Api {
             .collect())
     }
 
-    /// The spaces of a store in which this node has parts.
+    /// The documents of a store in which this node has parts, as some server remembers them.
     ///
     /// # Errors
     /// The API does not answer.
-    pub fn spaces(&self, store: &str) -> Result<Vec<AddressSpace>, ApiError> {
-        let list = self.list(
-            &format!("list the {KIND}s of this node"),
-            &label_of(&self.node),
-            Age::Any,
-        )?;
-        let spaces = list.items().iter().filter_map(news).map(|one| one.space);
-        let spaces: BTreeSet<AddressSpace> = spaces.filter(|space| space.store == store).collect();
-        Ok(spaces.into_iter().collect())
+    pub fn documents(&self, store: &str) -> Result<Vec<News>, ApiError> {
+        let parameters = ListParams::default()
+            .labels(&label_of(&self.node))
+            .match_any();
+        let list = self.list(&format!("list the {KIND}s of this node"), &parameters)?;
+        let found = list.items().iter().filter_map(news);
+        Ok(found.filter(|one| one.space.store == store).collect())
     }
 
     /// How many Nodes the cluster has; not known where it cannot be asked.

@@ -8,7 +8,7 @@ use ipam::space::AddressSpace;
 use ipam::subnet::Document;
 use ipnetwork::IpNetwork;
 
-use crate::api::{self, Api, ApiError};
+use crate::api::{self, Api, ApiError, News};
 use crate::directory::{Directory, DirectoryError};
 
 /// A document as it was read, and its version; 0 before there is one.
@@ -42,15 +42,6 @@ pub enum Swap {
     Lost,
     /// The store does not let this node make this change, and says why.
     Denied(String),
-}
-
-/// How old an answer may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Age {
-    /// As it is now.
-    Now,
-    /// As some server remembers it, which costs the cluster nothing.
-    Any,
 }
 
 /// How often documents are looked at.
@@ -168,7 +159,7 @@ impl Backend {
         }
     }
 
-    /// The subnets in which a node may have parts.
+    /// The subnets in which a node may have parts, as they are now.
     ///
     /// # Errors
     /// They cannot be listed.
@@ -176,28 +167,35 @@ impl Backend {
         &self,
         space: &AddressSpace,
         node: &str,
-        age: Age,
     ) -> Result<Vec<IpNetwork>, BackendError> {
         match self {
             Self::Directory(directory) => {
                 ipam::directory::check(directory.path())?;
                 Ok(directory.subnets(space)?)
             }
-            Self::Api(api) => Ok(api.subnets(space, node, age)?),
+            Self::Api(api) => Ok(api.subnets(space, node)?),
         }
     }
 
-    /// The spaces of a store in which this node may have parts.
+    /// The documents of a store in which this node may have parts.
     ///
     /// # Errors
     /// They cannot be listed.
-    pub fn spaces(&self, store: &str) -> Result<Vec<AddressSpace>, BackendError> {
+    pub fn documents(&self, store: &str) -> Result<Vec<News>, BackendError> {
         match self {
             Self::Directory(directory) => {
                 ipam::directory::check(directory.path())?;
-                Ok(directory.spaces(store)?)
+                let mut found = Vec::new();
+                for space in directory.spaces(store)? {
+                    let subnets = directory.subnets(&space)?.into_iter();
+                    found.extend(subnets.map(|subnet| News {
+                        space: space.clone(),
+                        subnet,
+                    }));
+                }
+                Ok(found)
             }
-            Self::Api(api) => Ok(api.spaces(store)?),
+            Self::Api(api) => Ok(api.documents(store)?),
         }
     }
 

@@ -27,7 +27,7 @@ use node::random::random64;
 use node_wire::{Failure, FailureKind, PartsChange, PartsChanged, Room};
 use tokio::sync::oneshot;
 
-use crate::backend::{Age, Backend, BackendError, Pace, Read, Swap};
+use crate::backend::{Backend, BackendError, Pace, Read, Swap};
 use crate::decide::{self, Busy, Decision, History, Ids, Inputs, Mode, ThisNode};
 use crate::goal::{Goal, Phase, Waiting};
 use crate::reserve::{Outcome, Reservation};
@@ -128,8 +128,6 @@ pub struct Space {
     watched: BTreeMap<IpNetwork, Instant>,
     /// Documents in which others ask, as they were read last, in a store that announces changes.
     asked: BTreeMap<IpNetwork, Read>,
-    /// When the documents are listed that may name this node, until that is done.
-    list_due: Option<Instant>,
     pending: BTreeSet<String>,
     restored: BTreeMap<IpNetwork, Instant>,
     /// What the store said of itself last.
@@ -184,7 +182,6 @@ impl Space {
             history: History::default(),
             goals: Vec::new(),
             asked: BTreeMap::new(),
-            list_due: Some(now),
             pending: BTreeSet::new(),
             restored: BTreeMap::new(),
             store_restored: None,
@@ -260,10 +257,6 @@ impl Space {
             }
             return Duration::ZERO;
         }
-        if self.list_due.is_some_and(|due| due <= now) {
-            self.list(now);
-            return Duration::ZERO;
-        }
         let due = self.watched.iter().find(|(_, due)| **due <= now);
         if let Some((subnet, _)) = due.map(|(subnet, due)| (*subnet, *due)) {
             self.watched.insert(subnet, now + self.pace().look);
@@ -284,7 +277,7 @@ impl Space {
             .iter()
             .flat_map(|goal| &goal.waiting)
             .map(|one| one.deadline);
-        let looks = self.watched.values().copied().chain(self.list_due);
+        let looks = self.watched.values().copied();
         let all = goals.chain(deadlines).chain(looks);
         let next = all
             .min()
@@ -301,7 +294,7 @@ impl Space {
     /// Whether nothing of this node is in the space.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.goals.is_empty() && self.watched.is_empty() && self.list_due.is_none()
+        self.goals.is_empty() && self.watched.is_empty()
     }
 
     /// Ends. Without parts its file goes: who writes networks chooses how many spaces there are.
@@ -342,15 +335,6 @@ impl Space {
             status.fault = fault;
         });
         result
-    }
-
-    fn list(&mut self, now: Instant) {
-        let subnets =
-            self.call(|backend| backend.subnets(&self.space, &self.context.node.name, Age::Any));
-        self.list_due = subnets.is_err().then(|| now + RETRY_INTERVAL);
-        for subnet in subnets.into_iter().flatten() {
-            self.watched.entry(subnet).or_insert(now);
-        }
     }
 
     fn owned(&self) -> Result<Owned, Fault> {

@@ -12,7 +12,6 @@ use node::random::random64;
 use node_wire::{Failure, FailureKind, PartsChange, PartsChanged};
 
 use super::{Fault, Space, Swapped};
-use crate::backend::Age;
 use crate::decide::{self, Mode};
 use crate::reserve::{self, Outcome, Reservation};
 
@@ -73,7 +72,7 @@ impl Space {
             }
             PartsChange::ReleaseNode(node) => {
                 let subnets = self
-                    .call(|backend| backend.subnets(&self.space, node, Age::Now))
+                    .call(|backend| backend.subnets(&self.space, node))
                     .map_err(fault)?;
                 let mut changed = PartsChanged::default();
                 for subnet in subnets {

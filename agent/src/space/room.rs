@@ -15,7 +15,6 @@ use node::random::random64;
 use node_wire::{FailureKind, Room};
 
 use super::{Fault, RETRY_INTERVAL, Space, Swapped};
-use crate::backend::Age;
 use crate::decide::{self, Candidate, MAX_ASKED, Mode, WANT_LIMIT};
 use crate::goal::{Asking, Goal, Phase};
 use crate::reserve;
@@ -100,7 +99,7 @@ impl Space {
                 let subnet = match left {
                     None => {
                         let all = self.call(|backend| {
-                            backend.subnets(&self.space, &self.context.node.name, Age::Now)
+                            backend.subnets(&self.space, &self.context.node.name)
                         })?;
                         let inside = |subnet: &IpNetwork| goal.range.size_within(*subnet) > 0;
                         *left = Some(all.into_iter().filter(inside).collect());

@@ -189,16 +189,22 @@ impl Machine {
     }
 }
 
+/// As the agent opens it: with the documents that the store is found to have.
 fn open(context: &Arc<Context>, share: &Directory, now: Instant) -> Space {
     let backend = Backend::Directory(share.clone());
-    Space::open(
+    let found = backend.documents("shared").unwrap_or_default();
+    let space = Space::open(
         context.clone(),
         address_space(),
         backend,
         Arc::default(),
         now,
-    )
-    .unwrap()
+    );
+    let mut space = space.unwrap();
+    for one in found.iter().filter(|one| one.space == address_space()) {
+        space.ask(Message::News(one.subnet), now);
+    }
+    space
 }
 
 /// Machines, and a time of their own.
@@ -506,6 +512,7 @@ fn a_lost_answer_and_a_killed_give_back_are_ended_at_the_next_start() {
         let part = Part::of(&cluster.machines[0].space.holder(&id));
         document.parts.insert("10.0.0.4/32".parse().unwrap(), part);
     });
+    cluster.machines[0].restart(cluster.now);
     cluster.run(Duration::from_secs(11));
     assert!(owners(&cluster.document("10.0.0.0/24")).is_empty());
     // One of an earlier disk is marked first.

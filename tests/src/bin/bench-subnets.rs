@@ -43,8 +43,8 @@ use ipam::subnet::{self, Part, subnet_of};
 use node::policy::{Policy, Profile, StoreKind, StorePolicy};
 use node_wire::{FailureKind, Room, RoomNeed, RoomQuestion};
 use rdma_agent::agent::{Settings, run};
-use rdma_agent::api::Api;
-use rdma_agent::backend::{Age, Read, Swap};
+use rdma_agent::api::{Api, News};
+use rdma_agent::backend::{Read, Swap};
 use rdma_agent::decide::ThisNode;
 use rdma_agent::space::Context;
 use tempfile::TempDir;
@@ -727,16 +727,16 @@ fn fill(api: &Api, space: &AddressSpace, nodes: usize) -> Result<()> {
 fn start_agent(
     api: &Api,
     runtime: &Handle,
-    space: &AddressSpace,
+    store: &str,
     name: &str,
     (failed, over): (&AtomicU64, &CancellationToken),
 ) {
     let begin = || -> Result<()> {
-        let spaces = api.spaces(&space.store)?;
-        ensure!(spaces == [space.clone()], "{name}: {spaces:?}");
+        let documents = api.documents(store)?;
+        ensure!(!documents.is_empty(), "{name} has no document");
         runtime.block_on(api.look())?;
-        for subnet in api.subnets(space, name, Age::Any)? {
-            let document = api.read(space, subnet)?.document;
+        for News { space, subnet } in documents {
+            let document = api.read(&space, subnet)?.document;
             ensure!(document.parts.values().any(|part| part.node == name));
         }
         Ok(())
@@ -777,14 +777,14 @@ fn start(arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
     let each = |number: u64| number as f64 / arguments.starting as f64;
     let done = thread::scope(|scope| -> Result<()> {
-        let (runtime, space, failed, hears, over) = (&handle, &space, &failed, &hears, &over);
+        let (runtime, failed, hears, over) = (&handle, &failed, &hears, &over);
         for number in 0..arguments.starting {
             let name = format!("node-{number}");
             let api = api(&name);
             thread::Builder::new()
                 .stack_size(512 << 10)
                 .spawn_scoped(scope, move || {
-                    start_agent(&api, runtime, space, &name, (failed, over));
+                    start_agent(&api, runtime, "default", &name, (failed, over));
                     hears.fetch_add(1, Ordering::Relaxed);
                     let watch = async { drop(api.watch(|_| ()).await) };
                     runtime.block_on(async {
