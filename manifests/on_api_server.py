@@ -277,7 +277,7 @@ def states(tokens):
     accounts = "/api/v1/namespaces/default/serviceaccounts"
     made("POST", accounts, {"metadata": {"name": "tenant"}})
     tokens["tenant"] = made("POST", f"{accounts}/tenant/token", {"spec": {}})["status"]["token"]
-    other, forbidden = "cannot write the RdmaNode of node n2", "is forbidden"
+    other, forbidden = "cannot write rdmanodes of node n2", "is forbidden"
     state = {"apiVersion": "rdma-netdev.io/v1alpha1", "kind": "RdmaNode", "status": {"problems": []}}
     changed = {"status": {"problems": ["x"]}}
     cases = [("create the own", "POST", "n1", "n1", None), ("create another's", "POST", "n1", "n2", other),
@@ -291,6 +291,17 @@ def states(tokens):
         path = STATES if method == "POST" else f"{STATES}/{node}".rstrip("/")
         body = {"POST": {**state, "metadata": {"name": node}}, "PATCH": changed}.get(method)
         yield from answered(f"RdmaNode: {what}", request(method, path, body, tokens[who]), reason)
+    # As agent/src/events.rs makes them.
+    regards = [("the own Node", {"kind": "Node", "name": "n1", "uid": "n1"}, None),
+               ("another's Node", {"kind": "Node", "name": "n2", "uid": "n2"}, "cannot write events of node n2"),
+               ("a pod", {"kind": "Pod", "namespace": "default", "name": "p", "uid": "1"}, None)]
+    for number, (what, regarding, reason) in enumerate(regards):
+        event = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": f"n1.{number}"},
+                 "eventTime": "2026-11-30T09:12:00.000000Z", "type": "Warning", "reason": "HcaUnhealthy", "action": "Watch",
+                 "note": "x" * 1000, "regarding": {"apiVersion": "v1", **regarding},
+                 "reportingController": "rdma-netdev.io/rdma-agent", "reportingInstance": "n1"}
+        path = "/apis/events.k8s.io/v1/namespaces/default/events"
+        yield from answered(f"event on {what}", request("POST", path, event, tokens["n1"]), reason)
 
 
 def wrong():

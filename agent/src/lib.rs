@@ -7,7 +7,8 @@
 //! - [`reserve`]: what is reserved while a range moves from another program, decided on plain data;
 //! - [`whereabouts`]: that program's leases and pods, read from the API;
 //! - [`space`]: one space: its questions first, then its documents;
-//! - [`node_state`]: what an `RdmaNode` shows, decided on plain data; [`node_object`] writes it;
+//! - [`node_state`]: what an `RdmaNode` shows, decided on plain data; [`events`]: what happened between two
+//!   of them; [`node_object`] writes both;
 //! - [`agent`]: the program: a thread for each space, the socket, the pages;
 //! - [`cli`]: the command line.
 //!
@@ -22,6 +23,7 @@ pub mod backend;
 pub mod cli;
 pub mod decide;
 pub mod directory;
+pub mod events;
 pub mod goal;
 pub mod node_object;
 pub mod node_state;

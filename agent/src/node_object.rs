@@ -15,6 +15,7 @@ use tokio::time::sleep;
 
 use crate::api::{Api, ApiError, MANAGER};
 use crate::decide::ThisNode;
+use crate::events::{self, Happening, Told};
 use crate::node_state::{Inputs, NodeState, OwnedAddresses};
 
 const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/rdmanodes";
@@ -76,8 +77,10 @@ fn object(node: &str, uid: &str, state: &NodeState) -> Value {
 impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
     /// Writes whenever there is a reason to, without end.
     pub async fn run(self) {
-        let (mut known, mut seen, mut daemon) = (None, None, None);
+        let mut known: Option<Known> = None;
+        let (mut seen, mut daemon) = (None, None);
         let (mut answered, mut wait) = (Instant::now(), RETRY);
+        let mut told = Told::default();
         loop {
             let silent = match self.ask(seen).await {
                 Ok(change) => {
@@ -99,10 +102,17 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                 .settle(&mut known, daemon.as_ref(), silent.as_deref())
                 .await;
             self.note_fault(settled.as_ref().err());
+            if let (Ok(before), Some(daemon)) = (&settled, &daemon) {
+                let next = known.as_ref().and_then(|known| known.state.as_ref());
+                let changes = before.as_ref().zip(next);
+                let changes = changes.map(|(before, next)| events::between(before, next, daemon));
+                let all = changes.into_iter().flatten().chain(events::refused(daemon));
+                self.tell(&mut told, all.collect()).await;
+            }
             match settled {
-                Ok(is_written) => {
+                Ok(before) => {
                     wait = RETRY;
-                    if is_written {
+                    if before.is_some() {
                         sleep(PAUSE).await;
                     }
                 }
@@ -146,13 +156,38 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
         }
     }
 
-    /// Makes the object as it must be. Returns whether something was written.
+    /// Writes events, each once. One that is lost is lost.
+    async fn tell(&self, told: &mut Told, happenings: Vec<Happening>) {
+        let now = Instant::now();
+        for happening in happenings {
+            if !told.is_new(&happening, now) {
+                continue;
+            }
+            let pods = happening.pods.iter().map(Some);
+            for pod in std::iter::once(None).chain(pods) {
+                let number = node::random::random64();
+                let name = &self.node.name;
+                let (path, event) = events::object(name, pod, &happening, Timestamp::now(), number);
+                let body = serde_json::to_vec(&event).map_err(RequestError::SerializeBody);
+                let request =
+                    body.and_then(|body| Request::new(path).create(&PostParams::default(), body));
+                let written = self.api.request::<Value>("write an event", request).await;
+                let fault = written.err().map(|error| error.to_string());
+                if let Some(fault) = fault.as_ref().filter(|_| told.fault != fault) {
+                    tracing::warn!(fault, "an event is lost");
+                }
+                told.fault = fault;
+            }
+        }
+    }
+
+    /// Makes the object as it must be. Returns what it was before, if something was written.
     async fn settle(
         &self,
         known: &mut Option<Known>,
         daemon: Option<&DaemonStatus>,
         silent: Option<&str>,
-    ) -> Result<bool, ApiError> {
+    ) -> Result<Option<NodeState>, ApiError> {
         let name = &self.node.name;
         if known
             .as_ref()
@@ -163,7 +198,7 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                 read: Instant::now(),
             });
         }
-        let Some(known) = known else { return Ok(false) };
+        let Some(known) = known else { return Ok(None) };
         let before = known.state.as_ref();
         let next = match daemon {
             Some(daemon) => NodeState::of(Inputs {
@@ -180,7 +215,7 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
             None => next,
         };
         if before == Some(&next) {
-            return Ok(false);
+            return Ok(None);
         }
         let what = format!("write RdmaNode {name}");
         let request = match before {
@@ -205,9 +240,9 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
             }
         };
         self.api.request::<Value>(&what, request).await?;
-        known.state = Some(next);
+        let before = known.state.replace(next).unwrap_or_default();
         self.note(|progress| progress.writes += 1);
-        Ok(true)
+        Ok(Some(before))
     }
 
     /// The status of the object, if there is one. What a person wrote there is replaced.

@@ -210,7 +210,7 @@ fn prune(value: &mut Value) {
 }
 
 /// An HCA, for people.
-fn named(id: &str, rail: Option<u32>) -> String {
+pub(crate) fn named(id: &str, rail: Option<u32>) -> String {
     rail.map_or_else(|| id.to_owned(), |rail| format!("{id} (rail {rail})"))
 }
 
@@ -276,19 +276,11 @@ impl HcaState {
 
 /// The pod that has an HCA for itself.
 fn holder(hca: &str, daemon: &DaemonStatus) -> Option<String> {
-    let bound = daemon.bindings.iter().find(|one| one.hca == hca);
-    let bound = bound.map(|one| format!("{}/{}", one.pod.namespace, one.pod.name));
-    // A unit of an exclusive pool has its HCA's name.
-    let held = || {
-        let held = daemon
-            .pools
-            .iter()
-            .flat_map(|pool| pool.held.iter().flatten());
-        let mut held = held.filter(|one| one.units.iter().any(|unit| unit == hca));
-        held.next()
-            .map(|one| format!("{}/{}", one.namespace, one.pod))
-    };
-    bound.or_else(held)
+    let pools = daemon.pools.iter();
+    let exclusive = pools.filter(|pool| pool.mode.as_deref() != Some("shared"));
+    let mut held = exclusive.flat_map(|pool| pool.held.iter().flatten());
+    let held = held.find(|one| one.hcas.iter().any(|held| held == hca))?;
+    Some(format!("{}/{}", held.namespace, held.pod))
 }
 
 impl MissingState {
@@ -312,8 +304,7 @@ fn at(seconds: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use node_wire::Pod;
-    use node_wire::status::{BindingStatus, HeldUnits, MissingHca, UnitCounts};
+    use node_wire::status::{HeldUnits, MissingHca, UnitCounts};
 
     use super::*;
 
@@ -418,32 +409,20 @@ mod tests {
 
     #[test]
     fn a_pod_that_has_an_hca_for_itself_is_named() {
-        let mut daemon = daemon(vec![hca("a", None), hca("b", None), hca("c", None)]);
+        let mut daemon = daemon(vec![hca("a", None), hca("b", None)]);
         daemon.pools[0].held = Some(vec![HeldUnits {
-            units: vec!["a".into(), "slot_0".into()],
+            units: vec!["slot_0".into()],
+            hcas: vec!["a".into()],
             namespace: "ml".into(),
             pod: "p".into(),
-            container: "c".into(),
+            ..HeldUnits::default()
         }]);
-        daemon.bindings.push(BindingStatus {
-            resource: "rdma/nic".into(),
-            unit: "slot_0".into(),
-            hca: "b".into(),
-            pod: Pod {
-                namespace: "ml".into(),
-                name: "q".into(),
-                uid: None,
-            },
-            container: "c".into(),
-            stage: "bound".into(),
-            rail: 0,
-            gpus: Vec::new(),
-            ended: None,
-        });
         let state = state_at(&daemon, None, 0);
         let pods: Vec<_> = state.hcas.iter().map(|one| one.pod.as_deref()).collect();
-        assert_eq!(pods, [Some("ml/p"), Some("ml/q"), None]);
-        assert_eq!(state.summary.allocated, "2");
+        assert_eq!(pods, [Some("ml/p"), None]);
+        assert_eq!(state.summary.allocated, "1");
+        daemon.pools[0].mode = Some("shared".into());
+        assert_eq!(state_at(&daemon, None, 0).hcas[0].pod, None);
     }
 
     #[test]

@@ -275,6 +275,7 @@ impl Report {
             hcas: self.hcas.to_vec(),
             missing: self.missing.iter().map(missing).collect(),
             bindings: bindings.all.values().map(binding).collect(),
+            refused: bindings.refused.values().map(|one| one.0.clone()).collect(),
             alignment: alignment::of_pods(bindings),
         }
     }
@@ -310,7 +311,15 @@ impl Report {
                 let container = (&one.pod.namespace, &one.pod.name, &one.container);
                 held.entry(container).or_default().push(one.unit.clone());
             }
-            let units = |((namespace, pod, container), units): (_, _)| HeldUnits {
+            let snapshot = pool.snapshot.as_ref();
+            let hcas = |units: &[String]| -> BTreeSet<String> {
+                let hcas = |unit: &String| snapshot.map(|snapshot| snapshot.hcas(unit));
+                let hcas = units.iter().filter_map(hcas).flatten();
+                hcas.map(|hca| hca.to_string()).collect()
+            };
+            let units = |((namespace, pod, container), units): (_, Vec<String>)| HeldUnits {
+                uid: allocated.uid(resource, &units),
+                hcas: hcas(&units).into_iter().collect(),
                 units,
                 namespace: String::clone(namespace),
                 pod: String::clone(pod),

@@ -71,6 +71,8 @@ pub struct DaemonStatus {
     pub missing: Vec<MissingHca>,
     /// Slots that are bound to an HCA.
     pub bindings: Vec<BindingStatus>,
+    /// Pods whose slots could not be bound in the last ten minutes.
+    pub refused: Vec<RefusedBinding>,
     /// How well the HCAs of pods with bound slots fit their GPUs.
     pub alignment: Vec<PodAlignment>,
 }
@@ -282,6 +284,19 @@ pub struct HeldUnits {
     pub pod: String,
     /// Name of the container.
     pub container: String,
+    /// UID of the pod, where the kubelet's checkpoint has one for all of them.
+    pub uid: Option<String>,
+    /// HCAs that they stand for.
+    pub hcas: Vec<String>,
+}
+
+/// A pod whose slots could not be bound a moment ago.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedBinding {
+    /// The pod.
+    pub pod: Pod,
+    /// Why, and what was free.
+    pub message: String,
 }
 
 /// A slot that is bound to an HCA.

@@ -1,6 +1,7 @@
 //! The state of a node in the Kubernetes API: the real daemon on a machine of files, its agent, and a real
 //! API server.
 
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,43 @@ fn has_problem(server: &ApiServer, agent: &AgentNode, text: &str) -> Result<()> 
     waited.with_context(|| format!("{last:?}, not {text:?}: {}", agent.log()))
 }
 
+/// Events are not among what the server has of Kubernetes.
+fn serve_events(server: &ApiServer) -> Result<()> {
+    let crd = json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": "events.events.k8s.io",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
+        },
+        "spec": {
+            "group": "events.k8s.io",
+            "scope": "Namespaced",
+            "names": {"kind": "Event", "plural": "events"},
+            "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {
+                    "type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+            }],
+        },
+    });
+    server.apply_crd(&crd.to_string())
+}
+
+/// Kinds, names, reasons and notes of the events, in the order of their time.
+fn events(server: &ApiServer) -> Result<Vec<[String; 4]>> {
+    let list = server.client().get("/apis/events.k8s.io/v1/events")?;
+    let list = list.expect_success()?;
+    let mut events = list["items"].as_array().context("items")?.clone();
+    events.sort_by_key(|event| event["eventTime"].to_string());
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let event = |one: &Value| {
+        let of = &one["regarding"];
+        [&of["kind"], &of["name"], &one["reason"], &one["note"]].map(text)
+    };
+    Ok(events.iter().map(event).collect())
+}
+
 /// A daemon with two HCAs and its agent.
 fn node(server: &ApiServer) -> Result<(Node, AgentNode)> {
     let node = Node::new(CONFIG, RESOURCE, 8)?;
@@ -95,6 +133,7 @@ fn set_port(node: &Node, state: &str) -> Result<()> {
 
 fn a_port_that_goes_down_is_in_the_api_in_two_seconds() -> Result<()> {
     let server = api_server()?;
+    serve_events(&server)?;
     let (node, agent) = node(&server)?;
     has_problem(&server, &agent, "")?;
     let summary = field(&server, "/status/summary")?;
@@ -103,6 +142,9 @@ fn a_port_that_goes_down_is_in_the_api_in_two_seconds() -> Result<()> {
     ensure!(summary == expected, "{summary}");
     let port = field(&server, "/status/hcas/0/ports/0")?;
     ensure!(port.get("state") == Some(&json!("ACTIVE")), "{port}");
+    for pod in 0..4 {
+        node.admit(&format!("pod-{pod}"), &[(RESOURCE, 2)])?;
+    }
     // Nothing happens, so nothing is written.
     thread::sleep(QUIET);
     let (before, writes) = (version(&server)?, agent.metric("node_object_writes_total")?);
@@ -131,11 +173,34 @@ fn a_port_that_goes_down_is_in_the_api_in_two_seconds() -> Result<()> {
     let most = writes + 3.0;
     ensure!(agent.metric("node_object_writes_total")? <= most);
     has_problem(&server, &agent, "0000:d8:00.0 (rail 1): ")?;
+
+    // One event for the Node, and one for each pod that has a share of the HCA.
+    let events = events(&server)?;
+    let of = |kind: &'static str| {
+        events
+            .iter()
+            .filter(move |event| event[0] == kind && event[2] == "HcaUnhealthy")
+    };
+    let [node_event] = of("Node").collect::<Vec<_>>()[..] else {
+        anyhow::bail!("{events:?}")
+    };
+    let note = "HCA 0000:d8:00.0 (rail 1) is unhealthy: ";
+    ensure!(
+        node_event[1] == "n1" && node_event[3].starts_with(note),
+        "{node_event:?}"
+    );
+    let pods: BTreeSet<&str> = of("Pod").map(|event| event[1].as_str()).collect();
+    ensure!(
+        !pods.is_empty() && pods.len() == of("Pod").count(),
+        "{events:?}"
+    );
+    ensure!(!agent.log().contains("an event is lost"), "{}", agent.log());
     Ok(())
 }
 
 fn an_hca_that_does_not_come_back_is_missing_in_the_api() -> Result<()> {
     let server = api_server()?;
+    serve_events(&server)?;
     let (mut node, agent) = node(&server)?;
     has_problem(&server, &agent, "")?;
     node.daemon.signal(Signal::SIGTERM)?;
@@ -153,6 +218,10 @@ fn an_hca_that_does_not_come_back_is_missing_in_the_api() -> Result<()> {
     tree.remove("/sys/bus/pci/devices/0000:d8:00.0");
     node.daemon = start(&node.machine, CONFIG, free_address()?)?;
     has_problem(&server, &agent, "0000:d8:00.0 (rail 1) missing since 20")?;
+    eventually("an event", WAIT_TIMEOUT, || {
+        let is_told = |event: &[String; 4]| event[..3] == ["Node", "n1", "HcaMissing"];
+        Ok(events(&server)?.iter().any(is_told))
+    })?;
     let summary = field(&server, "/status/summary")?;
     let counts = ["nics", "expected", "healthy"].map(|key| summary.get(key).cloned());
     let counts: Vec<_> = counts.iter().flatten().collect();
