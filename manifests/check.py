@@ -434,15 +434,17 @@ def main():
         everything.write_text(EVERYTHING)
         wrong += wrong_in("chart with every value", *chart(everything))
         wrong += wrong_in("chart without CNI programs", *chart(more=["--set", "cni.install=false"]))
+        without = ["--set", "cni.install=false,rdmaNodes.enabled=false,admission.enabled=true"]
+        wrong += wrong_in("chart without CNI programs and agent", *chart(more=without))
         # As components these do not combine: both change the agent's container, or the CronJob.
         for names in (["nfs-store", "uninstall"], ["after-whereabouts", "openshift"]):
             wrong += wrong_in(f"chart, {' + '.join(names)}", *chart(*map(profile, names)))
         for names in [[], *([name] for name in PROFILES), *COMBINED]:
             wrong += sum(same_by_both(command, names, Path(scratch)))
     if "RDMA_LAB_KUBERNETES" in os.environ:
-        wrong += said("CRD and admission policy on an API server", list(on_api_server.wrong()))
+        wrong += said("CRDs and admission policies on an API server", list(on_api_server.wrong()))
     else:
-        print("skipped  CRD and admission policy on an API server: RDMA_LAB_KUBERNETES is not set")
+        print("skipped  CRDs and admission policies on an API server: RDMA_LAB_KUBERNETES is not set")
     print(f"Kubernetes {' and '.join(VERSIONS)}; rendered by {' '.join(command)} and helm")
     sys.exit(1 if wrong else 0)
 

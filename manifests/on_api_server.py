@@ -1,4 +1,4 @@
-"""The CRD and the admission policy on a real API server: what each of them accepts, and refuses by its reason.
+"""The CRDs and the admission policies on a real API server: what each of them accepts, and refuses by its reason.
 
 RDMA_LAB_KUBERNETES is a folder with etcd and kube-apiserver (tests/lab/README.md).
 """
@@ -18,6 +18,7 @@ from render import helm, objects, profile
 
 HOST = "127.0.0.77"
 RESOURCES = "/apis/rdma-netdev.io/v1alpha1/addresssubnets"
+STATES = "/apis/rdma-netdev.io/v1alpha1/rdmanodes"
 NAME = "10.56.3.0-00112233445566aa"
 ADMINISTRATORS_NODE = "control-plane-1"
 ACCOUNT = "/api/v1/namespaces/kube-system/serviceaccounts/rdma-netdev"
@@ -265,9 +266,42 @@ def policy():
         made("POST", RESOURCES, document(before))
         yield from answered(what, request(method, f"{RESOURCES}/{NAME}", body, tokens["n1"]), reason)
         remove()
+    yield from states(tokens)
     for what, parts, reason in [("create with an own part", {"10.56.3.0/28": own}, None), ("create with another's part", two, not_own)]:
         yield from answered(what, request("POST", RESOURCES, document(parts), tokens["n1"]), reason)
         remove()
+
+
+def states(tokens):
+    """What the agents of nodes may do with RdmaNodes."""
+    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    made("POST", accounts, {"metadata": {"name": "tenant"}})
+    tokens["tenant"] = made("POST", f"{accounts}/tenant/token", {"spec": {}})["status"]["token"]
+    other, forbidden = "cannot write rdmanodes of node n2", "is forbidden"
+    state = {"apiVersion": "rdma-netdev.io/v1alpha1", "kind": "RdmaNode", "status": {"problems": []}}
+    changed = {"status": {"problems": ["x"]}}
+    cases = [("create the own", "POST", "n1", "n1", None), ("create another's", "POST", "n1", "n2", other),
+             ("create without a node in the token", "POST", "no node", "n2", "does not name its node"),
+             ("create as an administrator", "POST", "administrator", "n2", None),
+             ("change the own", "PATCH", "n1", "n1", None), ("change another's", "PATCH", "n1", "n2", other),
+             ("change another's as a node of administrators", "PATCH", ADMINISTRATORS_NODE, "n2", "cannot write"),
+             ("read the own", "GET", "n1", "n1", None), ("read as a tenant", "GET", "tenant", "n1", forbidden),
+             ("list", "GET", "n1", "", forbidden), ("delete the own", "DELETE", "n1", "n1", forbidden)]
+    for what, method, who, node, reason in cases:
+        path = STATES if method == "POST" else f"{STATES}/{node}".rstrip("/")
+        body = {"POST": {**state, "metadata": {"name": node}}, "PATCH": changed}.get(method)
+        yield from answered(f"RdmaNode: {what}", request(method, path, body, tokens[who]), reason)
+    # As agent/src/events.rs makes them.
+    regards = [("the own Node", {"kind": "Node", "name": "n1", "uid": "n1"}, None),
+               ("another's Node", {"kind": "Node", "name": "n2", "uid": "n2"}, "cannot write events of node n2"),
+               ("a pod", {"kind": "Pod", "namespace": "default", "name": "p", "uid": "1"}, None)]
+    for number, (what, regarding, reason) in enumerate(regards):
+        event = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": f"n1.{number}"},
+                 "eventTime": "2026-11-30T09:12:00.000000Z", "type": "Warning", "reason": "HcaUnhealthy", "action": "Watch",
+                 "note": "x" * 1000, "regarding": {"apiVersion": "v1", **regarding},
+                 "reportingController": "rdma-netdev.io/rdma-agent", "reportingInstance": "n1"}
+        path = "/apis/events.k8s.io/v1/namespaces/default/events"
+        yield from answered(f"event on {what}", request("POST", path, event, tokens["n1"]), reason)
 
 
 def wrong():
@@ -277,7 +311,8 @@ def wrong():
         for document_ in chart:
             if document_["kind"] in PATHS and document_["kind"] != "ValidatingAdmissionPolicyBinding":
                 made("POST", PATHS[document_["kind"]], document_)
-        until(60, "the CRD is served", lambda: request("GET", RESOURCES)[0] == 200)
+        for path in (RESOURCES, STATES):
+            until(60, "the CRDs are served", lambda path=path: request("GET", path)[0] == 200)
         yield from (f"CRD: {text}" for text in definition())
         for document_ in chart:
             if document_["kind"] == "ValidatingAdmissionPolicyBinding":

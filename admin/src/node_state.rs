@@ -455,6 +455,7 @@ mod tests {
             namespace: "n".into(),
             pod: "q".into(),
             container: "d".into(),
+            ..HeldUnits::default()
         };
         let daemon = DaemonStatus {
             pools: vec![PoolStatus {

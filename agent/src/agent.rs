@@ -35,6 +35,8 @@ use crate::api::{Api, News};
 use crate::backend::Backend;
 use crate::directory::Directory;
 use crate::goal::Waiting;
+use crate::node_object::{Progress, Writer};
+use crate::node_state::OwnedAddresses;
 use crate::reserve::Reservation;
 use crate::space::{Context, Message, Space, SpaceStatus};
 
@@ -60,8 +62,10 @@ const LOCK: &str = ".lock";
 pub struct Settings {
     pub policy: Policy,
     pub context: Context,
-    /// For stores of type kubernetes.
+    /// For stores of type kubernetes, and the node's object.
     pub client: Option<kube::Client>,
+    /// The daemon's socket, if the node's object is written.
+    pub node_socket: Option<PathBuf>,
     /// Where ADDs ask.
     pub socket: PathBuf,
     /// Where probes and metrics are served.
@@ -93,6 +97,10 @@ pub struct Agent {
     stores: BTreeMap<String, Store>,
     workers: Mutex<BTreeMap<AddressSpace, Worker>>,
     questions: Mutex<BTreeMap<&'static str, u64>>,
+    /// What is known of the API is known of all that is in it.
+    api: Option<Api>,
+    /// Of the node's object, if it is written.
+    object: Option<Arc<Mutex<Progress>>>,
     /// Why it does not serve yet.
     unready: Mutex<Option<String>>,
 }
@@ -106,7 +114,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// # Errors
 /// The state directory cannot be used.
 pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
-    let agent = Agent::new(&settings.policy, settings.context, settings.client.as_ref());
+    let mut agent = Agent::new(&settings.policy, settings.context, settings.client.as_ref());
+    agent.object = settings.node_socket.is_some().then(Arc::default);
     let agent = Arc::new(agent);
     let mut services = tokio::task::JoinSet::new();
     for address in settings.listen {
@@ -145,6 +154,19 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
     }
     for name in agent.stores.keys() {
         tokio::spawn(follow(agent.clone(), name.clone()));
+    }
+    if let (Some(socket), Some(api), Some(progress)) =
+        (settings.node_socket, &agent.api, &agent.object)
+    {
+        let owner = agent.clone();
+        let writer = Writer {
+            api: api.clone(),
+            node: agent.context.node.clone(),
+            socket,
+            progress: progress.clone(),
+            addresses: move || owner.addresses(),
+        };
+        tokio::spawn(writer.run());
     }
     *lock(&agent.unready) = None;
     let socket = Socket {
@@ -219,7 +241,7 @@ async fn follow(agent: Arc<Agent>, name: String) {
 }
 
 /// From 0 to 1.
-fn random() -> f64 {
+pub(crate) fn random() -> f64 {
     f64::from(u32::try_from(node::random::random64() >> 32).unwrap_or(0)) / f64::from(u32::MAX)
 }
 
@@ -271,7 +293,6 @@ impl Agent {
     #[must_use]
     pub fn new(policy: &Policy, context: Context, client: Option<&kube::Client>) -> Self {
         let stores = policy.stores.iter();
-        // One for all: what is known of the API is known of all stores in it.
         let api = client.map(|client| {
             let runtime = tokio::runtime::Handle::current();
             Api::new(client.clone(), runtime, &context.node.name)
@@ -288,6 +309,8 @@ impl Agent {
         Self {
             context: Arc::new(context),
             stores: stores.filter_map(backend).collect(),
+            api,
+            object: None,
             workers: Mutex::default(),
             questions: Mutex::default(),
             unready: Mutex::new(Some("another agent runs on this node".to_owned())),
@@ -432,6 +455,29 @@ impl Agent {
         Failure::new(FailureKind::TryAgain, why)
     }
 
+    /// What the node owns in each space.
+    fn addresses(&self) -> Vec<OwnedAddresses> {
+        let workers = lock(&self.workers);
+        let of = |(space, worker): (&AddressSpace, &Worker)| {
+            let status = lock(&worker.status);
+            OwnedAddresses {
+                store: space.store.clone(),
+                network_name: space.network_name.clone().unwrap_or_default(),
+                parts: status.parts,
+                addresses: status.addresses,
+            }
+        };
+        let owned = workers.iter().map(of);
+        owned.filter(|owned| owned.parts > 0).collect()
+    }
+
+    /// Why the node's object is not as it must be. The node is served all the same.
+    fn object_fault(&self) -> Option<String> {
+        let progress = lock(self.object.as_ref()?);
+        let fault = progress.fault.as_ref()?;
+        Some(format!("RdmaNode: {fault}"))
+    }
+
     /// Why the node may not be served, beginning with what is worst.
     fn faults(&self) -> Vec<String> {
         let mut faults: Vec<String> = lock(&self.unready).iter().cloned().collect();
@@ -464,15 +510,14 @@ impl Agent {
             };
             workers.iter().map(sample).collect()
         };
-        let mut apis = self
-            .stores
-            .values()
-            .filter_map(|store| match &store.backend {
-                Backend::Api(api) => Some(api.counts()),
-                Backend::Directory(_) => None,
-            });
-        // All stores have one.
-        let api = apis.next();
+        let api = self.api.as_ref().map(Api::counts);
+        let object = self.object.as_ref().map(|object| lock(object).clone());
+        let of_object = |value: fn(&Progress) -> u64| -> Vec<Sample> {
+            let object = object.iter();
+            object
+                .map(|object| (Vec::new(), number(value(object))))
+                .collect()
+        };
         let of_api = |value: fn((u64, u64)) -> u64| -> Vec<Sample> {
             api.map(|counts| (Vec::new(), number(value(counts))))
                 .into_iter()
@@ -518,6 +563,16 @@ impl Agent {
                 "api_failures",
                 "Requests to the Kubernetes API without a good answer, conflicts included",
                 of_api(|(_, failed)| failed),
+            ),
+            gauge(
+                "node_object_failing",
+                "Whether RdmaNode is not as the daemon says, because a request failed",
+                of_object(|object| object.fault.is_some().into()),
+            ),
+            counter(
+                "node_object_writes",
+                "Writes of RdmaNode",
+                of_object(|object| object.writes),
             ),
             counter(
                 "questions",
@@ -662,7 +717,10 @@ impl Pages for AgentPages {
         match path {
             "/metrics" => Page::metrics(self.0.metrics()),
             "/readyz" => match self.0.faults() {
-                faults if faults.is_empty() => Page::text(200, "ready\n"),
+                faults if faults.is_empty() => match self.0.object_fault() {
+                    Some(fault) if in_full => Page::text(200, format!("ready\n{fault}\n")),
+                    _ => Page::text(200, "ready\n"),
+                },
                 // They name files of the node.
                 faults if in_full => Page::text(503, format!("not ready\n{}\n", faults.join("\n"))),
                 _ => Page::text(503, "not ready\n"),
@@ -726,6 +784,7 @@ mod tests {
             policy: policy(share.path()),
             context: context(root.path()),
             client: None,
+            node_socket: None,
             socket: socket.clone(),
             listen: Vec::new(),
         };

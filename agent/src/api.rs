@@ -36,7 +36,7 @@ const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/addresssubnets";
 const API_VERSION: &str = "rdma-netdev.io/v1alpha1";
 const KIND: &str = "AddressSubnet";
 /// Who writes, in the API's record of fields.
-const MANAGER: &str = "rdma-agent";
+pub(crate) const MANAGER: &str = "rdma-agent";
 /// As long as a document has parts, it is not deleted.
 const FINALIZER: &str = "rdma-netdev.io/parts";
 /// Label: the hash of the space. Annotation: its store, with `+` and `network_name` if it has one.

@@ -18,7 +18,8 @@ use crate::agent::{self, Settings};
 use crate::decide::ThisNode;
 use crate::space::Context;
 
-/// Claims addresses for this node where its CNI programs have none left, and gives them back.
+/// Claims addresses for this node where its CNI programs have none left, and gives them back. Shows the
+/// node's state in the Kubernetes API.
 ///
 /// Runs until a signal ends it. Administrators use rdmactl addresses.
 #[derive(Debug, Parser)]
@@ -44,6 +45,17 @@ struct Cli {
         default_value = "/run/rdma-netdev/agent.sock"
     )]
     socket: PathBuf,
+    /// Write the state of the NICs to the Kubernetes API, as the object of this node
+    #[arg(long, env = "RDMA_AGENT_RDMA_NODE")]
+    rdma_node: bool,
+    /// Socket of the daemon, which knows the state
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "RDMA_NODE_SOCKET",
+        default_value = "/run/rdma-netdev/node.sock"
+    )]
+    node_socket: PathBuf,
     /// Addresses that serve /metrics, /healthz and /readyz, as 127.0.0.1:9836 [default: none]
     #[arg(
         long,
@@ -89,7 +101,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The client of the API that the policy's stores are in.
+/// The client of the API.
 async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
     let config = match kubeconfig {
         Some(path) => {
@@ -101,8 +113,8 @@ async fn client(kubeconfig: Option<&Path>) -> anyhow::Result<kube::Client> {
                 .with_context(|| format!("use {}", path.display()))?
         }
         None => kube::Config::incluster().context(
-            "no Kubernetes API, which the policy's stores are in; run this program in a pod that has a service \
-             account's token",
+            "no Kubernetes API, for stores of the policy or --rdma-node; run this program in a pod that has a \
+             service account's token",
         )?,
     };
     let mut config = config;
@@ -135,7 +147,7 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
             node = node.name,
             "the agent of this node starts"
         );
-        let client = match policy.uses_kubernetes() {
+        let client = match policy.uses_kubernetes() || cli.rdma_node {
             true => Some(client(cli.kubeconfig.as_deref()).await?),
             false => None,
         };
@@ -153,6 +165,7 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
             },
             policy,
             socket: cli.socket,
+            node_socket: cli.rdma_node.then_some(cli.node_socket),
             listen: cli.metrics_addr,
         };
         agent::run(settings, stop).await

@@ -11,6 +11,7 @@ pub(crate) mod answer;
 pub(crate) mod pods;
 
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +20,11 @@ use hca::HcaId;
 use node_server::socket::Socket;
 use node_server::socket::connections::{Answers, Connections};
 pub(crate) use node_server::socket::{NodeSocket, State};
-use node_wire::{Answer, Failure, FailureKind, Forgotten, PodUnits, Question};
+use node_wire::{
+    Answer, ChangeQuestion, Failure, FailureKind, Forgotten, PodUnits, Question, StatusChange,
+};
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::binding::binder::Binder;
@@ -31,6 +34,9 @@ use pods::Pods;
 /// How long the socket waits for the first scan of the host. Before that the daemon does not know
 /// which HCAs the units of its pools stand for.
 const FIRST_SCAN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long an asker can wait for a change.
+const MAX_WAIT: Duration = Duration::from_mins(1);
 
 /// What answers are made from.
 #[derive(Debug)]
@@ -43,6 +49,8 @@ struct Units {
     binder: Arc<Binder>,
     /// HCAs that were removed for good.
     removed: mpsc::Sender<HcaId>,
+    /// Nobody waits longer for a change.
+    stop: CancellationToken,
 }
 
 impl Answers for Units {
@@ -57,6 +65,10 @@ impl Answers for Units {
                 let status = self.reports.borrow().status(&self.binder.bindings());
                 Ok(Answer::Status(Box::new(status)))
             }
+            Question::Change(question) => {
+                let change = self.change(&question).await;
+                Ok(Answer::Change(Box::new(change)))
+            }
             Question::Forget(question) => self.forget(&question.hca).await,
             Question::Bind(question) => self.binder.bind(question).await.map(Answer::Bound),
             Question::Commit(question) => self.binder.commit(question).await.map(Answer::Committed),
@@ -67,6 +79,31 @@ impl Answers for Units {
 }
 
 impl Units {
+    /// Waits until the state is another one than the asker knows, or its time is over.
+    async fn change(&self, question: &ChangeQuestion) -> StatusChange {
+        let mut reports = self.reports.clone();
+        let limit = Duration::from_millis(question.within_ms.into()).min(MAX_WAIT);
+        let deadline = Instant::now() + limit;
+        loop {
+            let report = reports.borrow_and_update().clone();
+            let status = report.status(&self.binder.bindings()).lasting();
+            let mut hasher = DefaultHasher::new();
+            serde_json::to_vec(&status)
+                .unwrap_or_default()
+                .hash(&mut hasher);
+            let state = hasher.finish();
+            let is_over = question.seen != Some(state) || Instant::now() >= deadline;
+            if is_over || self.stop.is_cancelled() {
+                return StatusChange { state, status };
+            }
+            tokio::select! {
+                Ok(()) = reports.changed() => {}
+                () = sleep_until(deadline) => {}
+                () = self.stop.cancelled() => {}
+            }
+        }
+    }
+
     async fn forget(&self, hca: &str) -> Result<Answer, Failure> {
         let reports = self.reports.borrow().clone();
         let mut missing = reports.missing.iter();
@@ -115,6 +152,7 @@ pub(crate) async fn keep_serving(
         reports: reports.clone(),
         binder,
         removed,
+        stop: stop.clone(),
     };
     let connections = Connections::new(units);
     let scanned = reports.wait_for(|report| report.scans.done);

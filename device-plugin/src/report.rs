@@ -1,6 +1,6 @@
 //! The daemon's state as plain data: what `/metrics`, `/readyz` and `/status` are made from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use hca::{HcaId, NetnsMode};
 use node_server::socket::{self, NodeSocket};
 use node_wire::status::{
-    ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnits, MissingHca, PoolStatus, SocketStatus,
-    UnitCounts,
+    ConfigurationStatus, DaemonStatus, HcaStatus, HeldUnits, HostHca, MissingHca, PoolStatus,
+    SocketStatus, UnitCounts,
 };
 use tokio::sync::watch;
 
@@ -26,7 +26,7 @@ use pools::config::{ResourceName, TopologyConfig};
 use pools::history::Missing;
 use pools::holdings::Holdings;
 use pools::plan::Transitions;
-use pools::snapshot::{Member, Snapshot};
+use pools::snapshot::{Member, Snapshot, UnhealthyReason};
 use pools::words::word;
 
 /// The state of the daemon.
@@ -44,6 +44,8 @@ pub(crate) struct Report {
     pub pools: Vec<Pool>,
     /// HCAs that are chosen by a pool and not in it, with the reason.
     pub excluded: Vec<String>,
+    /// The hardware.
+    pub hcas: Arc<Vec<HostHca>>,
     /// HCAs that were here and are not.
     pub missing: Vec<Missing>,
     /// How configuration and host do not fit.
@@ -128,6 +130,7 @@ impl Report {
             netns_mode: None,
             pools: Vec::new(),
             excluded: Vec::new(),
+            hcas: Arc::default(),
             missing: Vec::new(),
             remarks: Vec::new(),
             transitions: Transitions::default(),
@@ -211,6 +214,27 @@ impl Report {
         }
     }
 
+    /// How many HCAs of a pool are here, and how many there must be: by its configuration, else as many as
+    /// there were.
+    pub(crate) fn hca_counts(&self, pool: &Pool) -> (usize, usize) {
+        let is_its = |one: &&Missing| one.resource.as_deref() == Some(pool.resource.as_str());
+        let missing = self.missing.iter().filter(is_its);
+        let mut known: BTreeSet<&HcaId> = missing.map(|one| &one.id).collect();
+        let members = pool.snapshot.iter().flat_map(|snapshot| snapshot.members());
+        let not_here = |reason: &UnhealthyReason| {
+            matches!(reason, UnhealthyReason::Gone | UnhealthyReason::Excluded)
+        };
+        let here = members.filter(|member| !member.health.has(not_here));
+        let here: BTreeSet<&HcaId> = here.map(|member| &member.hca.id).collect();
+        let configured = pool
+            .snapshot
+            .as_ref()
+            .and_then(|snapshot| snapshot.pool().expected);
+        known.extend(&here);
+        let expected = configured.and_then(|count| usize::try_from(count).ok());
+        (here.len(), expected.unwrap_or(known.len()))
+    }
+
     /// HCAs of pools that give them to one pod alone, by RDMA device.
     pub(crate) fn exclusive_hcas(&self) -> BTreeMap<String, HcaId> {
         let pools = self.pools.iter().filter_map(|pool| pool.snapshot.as_ref());
@@ -229,6 +253,8 @@ impl Report {
             id: one.id.to_string(),
             rdma_devices: one.rdma_devices.clone(),
             since: one.since,
+            resource: one.resource.clone(),
+            rail: one.rail,
         };
         let binding =
             |one: &Binding| one.status(bindings.ended.get(&one.hca).map(|ended| ended.why));
@@ -246,8 +272,10 @@ impl Report {
                 error: self.node_socket_error(),
             },
             pools: self.pools.iter().map(|pool| self.pool(pool)).collect(),
+            hcas: self.hcas.to_vec(),
             missing: self.missing.iter().map(missing).collect(),
             bindings: bindings.all.values().map(binding).collect(),
+            refused: bindings.refused.values().map(|one| one.0.clone()).collect(),
             alignment: alignment::of_pods(bindings),
         }
     }
@@ -268,6 +296,7 @@ impl Report {
                 .iter()
                 .map(ToString::to_string)
                 .collect(),
+            reason: member.health.worst().map(word),
         };
         let held = self.allocated.as_ref().map(|allocated| {
             let mut held: BTreeMap<_, Vec<String>> = BTreeMap::new();
@@ -282,7 +311,15 @@ impl Report {
                 let container = (&one.pod.namespace, &one.pod.name, &one.container);
                 held.entry(container).or_default().push(one.unit.clone());
             }
-            let units = |((namespace, pod, container), units): (_, _)| HeldUnits {
+            let snapshot = pool.snapshot.as_ref();
+            let hcas = |units: &[String]| -> BTreeSet<String> {
+                let hcas = |unit: &String| snapshot.map(|snapshot| snapshot.hcas(unit));
+                let hcas = units.iter().filter_map(hcas).flatten();
+                hcas.map(|hca| hca.to_string()).collect()
+            };
+            let units = |((namespace, pod, container), units): (_, Vec<String>)| HeldUnits {
+                uid: allocated.uid(resource, &units),
+                hcas: hcas(&units).into_iter().collect(),
                 units,
                 namespace: String::clone(namespace),
                 pod: String::clone(pod),
@@ -293,6 +330,9 @@ impl Report {
         let delivery = pool.snapshot.as_ref();
         PoolStatus {
             resource: pool.resource.as_str().to_owned(),
+            mode: delivery.map(|snapshot| snapshot.pool().sharing.word().to_owned()),
+            present: self.hca_counts(pool).0,
+            expected: self.hca_counts(pool).1,
             units: pool.units(),
             delivery: delivery.map(|snapshot| word(&snapshot.pool().delivery)),
             hcas: members.map(hca).collect(),

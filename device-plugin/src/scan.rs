@@ -1,9 +1,11 @@
 //! One scan of the host at a time.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use hca::Host;
+use hca::topology::gpu;
 use tokio::sync::oneshot;
 
 use crate::events::Trigger;
@@ -11,6 +13,7 @@ use crate::reader::{Reader, Readers};
 use hca::Late;
 use pools::config::Gate;
 use pools::host_snapshot::{HostSnapshot, SCAN};
+use pools::rails::by_policy;
 
 /// How long a scan may take before it is called late. One of 8 HCAs takes 20 ms.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,6 +45,7 @@ impl Scan {
         host: Host,
         node_addresses: Vec<IpAddr>,
         gates: Vec<Gate>,
+        policy: PathBuf,
     ) -> Option<Self> {
         let reader: Reader = readers.reader("scan", SCAN, SCAN_TIMEOUT);
         let limit = match readers.hung().is_empty() {
@@ -49,7 +53,12 @@ impl Scan {
             false => NEXT_ATTRIBUTE_TIMEOUT,
         };
         let outcome = reader.begin(move || {
-            HostSnapshot::scan(&host, &node_addresses, &gates, |_| Ok(Vec::new()))
+            let mut seen = HostSnapshot::scan(&host, &node_addresses, &gates, gpu::places)?;
+            // A binding is refused for that; here, rails are shown.
+            if let Err(error) = by_policy(&mut seen.machine, &policy) {
+                tracing::debug!(error, "rails are those of names or PCI addresses");
+            }
+            Ok(seen)
         })?;
         let started = Instant::now();
         Some(Self {

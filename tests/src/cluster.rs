@@ -116,6 +116,8 @@ pub fn write_parts(server: &ApiServer, first: &str, parts: &Value) -> Result<Val
 pub struct AgentNode {
     name: String,
     kubeconfig: PathBuf,
+    /// The socket of the daemon whose state the agent shows.
+    daemon: Option<PathBuf>,
     /// Where the agent serves its pages, once it is started.
     pages: Option<SocketAddr>,
     place: TempDir,
@@ -140,6 +142,7 @@ impl AgentNode {
         let node = Self {
             name: name.to_owned(),
             kubeconfig: server.kubeconfig().to_owned(),
+            daemon: None,
             pages: None,
             agent: None,
             // On a disk, as a node's state is.
@@ -203,6 +206,11 @@ impl AgentNode {
         path.clone_into(&mut self.kubeconfig);
     }
 
+    /// The socket of the daemon whose state later starts of the agent show.
+    pub fn set_daemon(&mut self, socket: &Path) {
+        self.daemon = Some(socket.to_owned());
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
     }
@@ -254,6 +262,12 @@ impl AgentNode {
             .arg(self.socket())
             .arg(format!("--metrics-addr={pages}"))
             .args(["--grace=1", "--log-level=debug"])
+            .args(self.daemon.iter().map(|_| "--rdma-node"))
+            .args(
+                self.daemon
+                    .iter()
+                    .flat_map(|socket| [Path::new("--node-socket"), socket]),
+            )
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -387,8 +401,12 @@ impl AgentNode {
     /// It has no such metric.
     pub fn metric(&self, name: &str) -> Result<f64> {
         let (_, text) = self.page("/metrics")?;
-        let start = format!("rdma_agent_{name}{{");
-        let lines = text.lines().filter(|line| line.starts_with(&start));
+        let starts = [
+            format!("rdma_agent_{name}{{"),
+            format!("rdma_agent_{name} "),
+        ];
+        let lines = text.lines();
+        let lines = lines.filter(|line| starts.iter().any(|start| line.starts_with(start)));
         let values = lines.filter_map(|line| line.split(' ').next_back());
         let values: Vec<f64> = values.map(str::parse).collect::<Result<_, _>>()?;
         ensure!(!values.is_empty(), "no {name}: {text}");

@@ -14,6 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use hca::chardev::CharDevices;
 use hca::inventory::Unusable;
+use hca::topology::Machine;
 use hca::{Hca, HcaId, Inventory, Netdev, PortState, RdmaDevice};
 use jiff::Timestamp;
 use node::identity::boot_id;
@@ -53,6 +54,9 @@ struct Known {
     boot: String,
     /// Since when it is not here, in Unix seconds.
     missing_since: Option<u64>,
+    /// The resource that it was of when it was here, and its rail.
+    resource: Option<String>,
+    rail: Option<u32>,
 }
 
 /// An HCA that was here and is not.
@@ -64,6 +68,9 @@ pub struct Missing {
     pub rdma_devices: Vec<String>,
     /// Since when, in Unix seconds.
     pub since: u64,
+    /// The resource that it was of.
+    pub resource: Option<String>,
+    pub rail: Option<u32>,
 }
 
 impl fmt::Display for Missing {
@@ -162,9 +169,28 @@ impl Memory {
                 id: id.clone(),
                 rdma_devices: names.map(str::to_owned).collect(),
                 since: known.missing_since?,
+                resource: known.resource.clone(),
+                rail: known.rail,
             })
         });
         missing.collect()
+    }
+
+    /// Remembers where the HCAs that are here belong. The netdev's name shows the rail, and a pod may have it.
+    pub fn note_places(&mut self, machine: &Machine, resource: impl Fn(&HcaId) -> Option<String>) {
+        let here = self.known.iter_mut();
+        for (id, known) in here.filter(|(_, known)| known.missing_since.is_none()) {
+            known.resource = resource(id);
+            let mut nics = machine.nics.iter();
+            if let Some(nic) = nics.find(|nic| nic.hca.id == *id && nic.hca.shows_netdevs()) {
+                known.rail = nic.rail.as_ref().map(|rail| rail.number);
+            }
+        }
+    }
+
+    /// The rail of an HCA, as it was last known.
+    pub fn rail(&self, id: &HcaId) -> Option<u32> {
+        self.known.get(id)?.rail
     }
 
     /// Forgets an HCA that is missing: it was removed for good.
@@ -195,10 +221,14 @@ impl Memory {
                 fill(seen, known, in_sight);
             }
             if seen.is_read() {
+                let before = self.known.remove(&seen.id);
+                let (resource, rail) = before.map_or((None, None), |one| (one.resource, one.rail));
                 let known = Known {
                     hca: lasting(seen),
                     boot: self.boot.clone(),
                     missing_since: None,
+                    resource,
+                    rail,
                 };
                 self.known.insert(seen.id.clone(), known);
             }

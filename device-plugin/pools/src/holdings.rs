@@ -214,6 +214,11 @@ impl Holdings {
             .filter_map(|name| ResourceName::parse(name).ok())
     }
 
+    /// The UID of the only pod that has all of these units, by the checkpoint.
+    pub fn uid(&self, resource: &str, units: &[String]) -> Option<String> {
+        self.owners.as_ref()?.uid(resource, units)
+    }
+
     /// When the kubelet was asked: what it allocated later is not in here.
     pub fn asked(&self) -> Instant {
         self.asked

@@ -40,8 +40,8 @@ pub struct HostSnapshot {
 
 impl HostSnapshot {
     /// Reads the host, and whether what pools wait for is there. `node_addresses` are those that the
-    /// cluster knows the node by. `gpus` is what is read of GPUs. No pool needs them, and a driver of
-    /// theirs may hang: only the commands that show them read them.
+    /// cluster knows the node by. `gpus` is what is read of GPUs: a driver of theirs may hang, and no
+    /// pool needs their names.
     ///
     /// # Errors
     /// [`hca::Error`] if sysfs as such cannot be read; the previous scan is then better than

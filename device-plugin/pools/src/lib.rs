@@ -4,6 +4,7 @@
 //! selects HCAs and makes units of them; [`plan`](mod@plan) adds who holds what ([`holdings`]), what is
 //! bound ([`binding`]) and what was known before ([`history`], [`health`], [`slots`]); [`snapshot`] is one
 //! resource as the kubelet gets it, and [`prefer`] chooses among its units.
+//! `hardware` is what the status shows of HCAs.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ pub mod device_nodes;
 #[path = "tests/example.rs"]
 pub mod example;
 pub mod gpus;
+mod hardware;
 pub mod health;
 pub mod history;
 pub mod holdings;

@@ -15,10 +15,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use hca::topology::Machine;
 use hca::{Hca, HcaId};
+use node_wire::status::HostHca;
 
 use crate::binding::record::Bindings;
 use crate::config::{Config, ResourceName};
+use crate::hardware;
 use crate::health::Damper;
 use crate::history::{Memory, Missing};
 use crate::holdings::{HcaAllocation, Holder, Holdings};
@@ -67,6 +70,8 @@ pub struct Plan {
     pub remarks: Vec<String>,
     /// HCAs that a pool chooses and does not have.
     pub excluded: Vec<Excluded>,
+    /// The hardware.
+    pub hcas: Arc<Vec<HostHca>>,
     /// HCAs that were here and are not.
     pub missing: Vec<Missing>,
     /// When to plan again at the latest: a port will have been up or down for long enough.
@@ -124,6 +129,9 @@ pub fn plan(
         note_changes(before.as_deref(), snapshot, &mut history.transitions);
     }
     history.note_pooled(world, &pools.snapshots);
+    history.note_places(&seen.machine, &pools.snapshots);
+    let (snapshots, memory) = (&pools.snapshots, &history.memory);
+    let hcas = hardware::list(&candidates, &seen.machine, snapshots, memory);
     // An unchanged pool keeps its snapshot, so that no session sends it again.
     let kept = pools.snapshots.into_iter();
     let kept = kept.map(|new| match history.pools.iter().find(|old| ***old == new) {
@@ -140,6 +148,7 @@ pub fn plan(
         pools: kept,
         remarks: pools.remarks.into_iter().chain(unusable).collect(),
         excluded: pools.excluded,
+        hcas: Arc::new(hcas),
         missing: history.memory.missing(),
         due,
         scan_due: now.checked_add(GATE_INTERVAL).filter(|_| waits),
@@ -216,6 +225,18 @@ impl History {
 
     fn pool(&self, resource: &ResourceName) -> Option<&Arc<Snapshot>> {
         self.pools.iter().find(|pool| pool.resource() == resource)
+    }
+
+    /// Remembers the pool and the rail of each HCA.
+    fn note_places(&mut self, machine: &Machine, pools: &[Snapshot]) {
+        self.memory.note_places(machine, |id| {
+            let is_in = |pool: &&Snapshot| {
+                let excluded = |reason: &UnhealthyReason| *reason == UnhealthyReason::Excluded;
+                let mut members = pool.members().iter();
+                members.any(|member| member.hca.id == *id && !member.health.has(excluded))
+            };
+            Some(pools.iter().find(is_in)?.resource().to_string())
+        });
     }
 
     /// Remembers the HCAs of pools whose units name none.

@@ -150,7 +150,16 @@ impl Binder {
         let units = self.pods.units(&pod).await?;
         let needed = [unit];
         let bound = self.bind_pod(&pod, Some(sandbox), &needed, &units, asked);
-        bound.await.map_err(|refused| {
+        let bound = bound.await;
+        let refused = bound.as_ref().err().map(|refused| &refused.failure);
+        let refused = refused.filter(|failure| failure.kind == FailureKind::CannotBind);
+        let why = refused.map(|failure| failure.message.clone());
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        if why.is_some() || self.bindings().refused.contains_key(&name) {
+            let store = self.store.clone();
+            self.blocking(move || store.note_refused(pod, why)).await?;
+        }
+        bound.map_err(|refused| {
             // What was refused may be mended by now: the runtime tries again soon.
             self.triggers.send(Trigger::World);
             refused.failure

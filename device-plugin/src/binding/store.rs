@@ -14,13 +14,18 @@ use std::time::{Duration, Instant};
 
 use attachment::journal::Lock;
 use hca::HcaId;
-use pools::binding::record::{Binding, Bindings, Ended, Since, VERSION};
+use node_wire::Pod;
+use pools::binding::record::{Binding, Bindings, Ended, RefusedBinding, Since, VERSION};
 use tokio::sync::watch;
 
 /// The directory below that of the node's sockets.
 pub(crate) const DIRECTORY: &str = "bindings";
 /// How long a question waits for another daemon to end.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long a refused binding is remembered. The runtime tries again within minutes.
+const REFUSED_INTERVAL: Duration = Duration::from_mins(10);
+/// More pods are not remembered.
+const MAX_REFUSED: usize = 64;
 /// A binding has some hundred bytes, and some more for each GPU.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -137,6 +142,7 @@ impl Store {
         let known = self.all.borrow().clone().unwrap_or_default();
         read.in_use.clone_from(&known.in_use);
         read.ended.clone_from(&known.ended);
+        read.refused.clone_from(&known.refused);
         read.free_aligned.clone_from(&known.free_aligned);
         for (hca, one) in &mut read.all {
             let now = Since(Some(Instant::now()));
@@ -217,6 +223,20 @@ impl Store {
         Ok(())
     }
 
+    /// Takes note of what became of a pod's binding: why it was refused, if it was.
+    pub(crate) fn note_refused(&self, pod: Pod, refused: Option<String>) {
+        let _writer = self.writer();
+        self.change(|all| {
+            let name = format!("{}/{}", pod.namespace, pod.name);
+            all.refused.remove(&name);
+            if let Some(message) = refused.filter(|_| all.refused.len() < MAX_REFUSED) {
+                let now = Since(Some(Instant::now()));
+                let refused = RefusedBinding { pod, message };
+                all.refused.insert(name, (refused, now));
+            }
+        });
+    }
+
     /// Takes note of bindings whose pods have ended, and of HCAs that processes of ended pods use.
     pub(crate) fn note(
         &self,
@@ -226,6 +246,8 @@ impl Store {
     ) {
         let _writer = self.writer();
         self.change(|all| {
+            let is_recent = |at: Instant| at.elapsed() < REFUSED_INTERVAL;
+            all.refused.retain(|_, (_, at)| at.0.is_some_and(is_recent));
             all.ended = ended;
             all.ended.retain(|hca, _| all.all.contains_key(hca));
             all.free_aligned = free_aligned;
@@ -236,7 +258,6 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use node_wire::Pod;
     use pools::binding::record::Stage;
 
     use super::*;

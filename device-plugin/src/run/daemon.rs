@@ -387,6 +387,7 @@ impl Daemon {
             netns_mode: host.and_then(|host| host.inventory.netns_mode),
             pools: pools.collect(),
             excluded: excluded.iter().map(ToString::to_string).collect(),
+            hcas: self.plan.hcas.clone(),
             missing: self.plan.missing.clone(),
             remarks,
             transitions: self.history.transitions.clone(),

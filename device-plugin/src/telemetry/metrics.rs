@@ -9,7 +9,7 @@ use node_server::metrics::{Family, Sample, counter, gauge, number};
 
 use crate::kubelet::service::State;
 use crate::node_socket;
-use crate::report::Report;
+use crate::report::{Pool, Report};
 use pools::binding::alignment;
 use pools::host_snapshot::SCAN;
 use pools::words::word;
@@ -120,7 +120,28 @@ fn of_hcas(report: &Report) -> Vec<Family> {
             number(*count),
         )
     });
+    let counts = |value: fn((usize, usize)) -> usize| {
+        let count = |pool: &Pool| value(report.hca_counts(pool)) as u64;
+        let pools = report.pools.iter();
+        let sample = |pool: &Pool| {
+            (
+                vec![("resource", pool.resource.to_string())],
+                number(count(pool)),
+            )
+        };
+        pools.map(sample).collect()
+    };
     vec![
+        gauge(
+            "hcas",
+            "HCAs of a resource that are on this host",
+            counts(|(here, _)| here),
+        ),
+        gauge(
+            "expected_hcas",
+            "HCAs of a resource that must be on this host: by the configuration, else those that were",
+            counts(|(_, expected)| expected),
+        ),
         gauge(
             "hca_unhealthy",
             "1 for each HCA that the kubelet may not allocate, with the reason",

@@ -122,6 +122,22 @@ pub fn is_gpu(function: &PciFunction) -> bool {
 /// # Errors
 /// [`host::Error::Read`] if sysfs cannot be read.
 pub fn read(host: &Host) -> Result<Vec<Gpu>> {
+    let mut gpus = places(host)?;
+    for gpu in &mut gpus {
+        match gpu.ask_nvidia(host) {
+            // Its driver does not answer: the GPU is there without a name.
+            Err(error) if error.is_of_one_object() => {}
+            asked => asked?,
+        }
+    }
+    Ok(gpus)
+}
+
+/// The same by the PCI tree alone, without names: no driver is asked.
+///
+/// # Errors
+/// As [`read`].
+pub fn places(host: &Host) -> Result<Vec<Gpu>> {
     let mut gpus = Vec::new();
     for (address, directory) in pci::directories(host)? {
         // The class alone first: a node may have thousands of virtual functions.
@@ -133,7 +149,7 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
         if !is_gpu(&function) {
             continue;
         }
-        let mut gpu = Gpu {
+        gpus.push(Gpu {
             ordinal: u32::try_from(gpus.len()).unwrap_or(u32::MAX),
             place: PciLocation::of(&function),
             vendor: function.vendor,
@@ -145,13 +161,7 @@ pub fn read(host: &Host) -> Result<Vec<Gpu>> {
             // By number, since a driver that keeps the memory for itself says nothing of it.
             c2c: function.vendor == 0x10de && WITH_C2C.contains(&function.device),
             memory_node: None,
-        };
-        match gpu.ask_nvidia(host) {
-            // Its driver does not answer: the GPU is there without a name.
-            Err(error) if error.is_of_one_object() => {}
-            asked => asked?,
-        }
-        gpus.push(gpu);
+        });
     }
     Ok(gpus)
 }

@@ -13,16 +13,26 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
-{{- /* Not empty if the nodes get a policy with a store in the Kubernetes API: then the agent has a token. */}}
+{{- /* Not empty if the nodes get a policy with a store in the Kubernetes API. */}}
 {{- define "has-api" -}}
 {{- if .Values.cni.install }}
 {{- range .Values.policy.stores }}{{ if eq (toString .type) "kubernetes" }}yes{{ end }}{{ end }}
 {{- end }}
 {{- end }}
 
-{{- /* Not empty if the nodes get a policy with a store that nodes share: then there is an agent. */}}
+{{- /* Not empty if the agent writes RdmaNodes. */}}
+{{- define "has-rdma-nodes" -}}
+{{- if and .Values.rdmaNodes.enabled (not .Values.uninstall.enabled) }}yes{{ end }}
+{{- end }}
+
+{{- /* Not empty if the agent has a token. */}}
+{{- define "has-token" -}}
+{{- include "has-api" . }}{{ include "has-rdma-nodes" . }}
+{{- end }}
+
+{{- /* Not empty if there is an agent: it has a token, or the nodes get a policy with a shared directory. */}}
 {{- define "has-agent" -}}
-{{- include "has-api" . }}
+{{- include "has-token" . }}
 {{- if .Values.cni.install }}
 {{- range .Values.policy.stores }}{{ if .directory }}yes{{ end }}{{ end }}
 {{- end }}
@@ -146,6 +156,10 @@ env:
   valueFrom:
     fieldRef:
       fieldPath: status.hostIP
+{{- if include "has-rdma-nodes" . }}
+- name: RDMA_AGENT_RDMA_NODE
+  value: "true"
+{{- end }}
 - name: RDMA_AGENT_METRICS_ADDR
   value: 127.0.0.1:{{ .Values.agent.metricsPort }},$(HOST_IP):{{ .Values.agent.metricsPort }}
 ports:
@@ -174,7 +188,7 @@ securityContext:
 resources:
   {{- toYaml .Values.agent.resources | nindent 2 }}
 volumeMounts:
-{{- if include "has-api" . }}
+{{- if include "has-token" . }}
 - name: agent-token
   mountPath: /var/run/secrets/kubernetes.io/serviceaccount
   readOnly: true

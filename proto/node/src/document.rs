@@ -16,7 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::agent::{PartsChanged, PartsQuestion, RoomMade, RoomQuestion};
 use crate::binding::{BindQuestion, Bound, CommitQuestion, Committed, UnbindQuestion, Unbound};
 use crate::client::{Fault, Server};
-use crate::status::{DaemonStatus, ForgetQuestion, Forgotten, StatusQuestion};
+use crate::status::{
+    ChangeQuestion, DaemonStatus, ForgetQuestion, Forgotten, StatusChange, StatusQuestion,
+};
 use crate::{ANSWER_MAX_BYTES, QUESTION_MAX_BYTES, VERSION};
 
 /// The longest name of a namespace, a pod or a UID: a DNS subdomain's.
@@ -32,6 +34,8 @@ pub enum Question {
     PodUnits(Pod),
     /// To the daemon: its state.
     Status(StatusQuestion),
+    /// To the daemon: its state, once it is another one.
+    Change(ChangeQuestion),
     /// To the daemon: this HCA was removed for good.
     Forget(ForgetQuestion),
     /// To the daemon: bind the slots of this pod.
@@ -111,6 +115,8 @@ impl fmt::Display for Pod {
 pub enum Answer {
     /// To [`Question::Status`].
     Status(Box<DaemonStatus>),
+    /// To [`Question::Change`].
+    Change(Box<StatusChange>),
     /// To [`Question::PodUnits`].
     PodUnits(PodUnits),
     /// To [`Question::Forget`].
@@ -277,6 +283,7 @@ macro_rules! asks {
 asks! {
     Pod: PodUnits, PodUnits, Daemon;
     StatusQuestion: Status, DaemonStatus, Daemon;
+    ChangeQuestion: Change, StatusChange, Daemon;
     ForgetQuestion: Forget, Forgotten, Daemon;
     BindQuestion: Bind, Bound, Daemon;
     CommitQuestion: Commit, Committed, Daemon;

@@ -31,7 +31,9 @@ pub use client::{ClientError, Fault, Peer, Server, ask};
 pub use document::{
     Allocation, Answer, Ask, ClaimedDevice, Failure, FailureKind, Pod, PodUnits, Question,
 };
-pub use status::{DaemonStatus, ForgetQuestion, Forgotten, StatusQuestion};
+pub use status::{
+    ChangeQuestion, DaemonStatus, ForgetQuestion, Forgotten, StatusChange, StatusQuestion,
+};
 
 /// The version of the documents that this crate reads and writes.
 pub const VERSION: u64 = 1;

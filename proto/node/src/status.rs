@@ -11,6 +11,26 @@ use crate::Pod;
 #[serde(deny_unknown_fields)]
 pub struct StatusQuestion {}
 
+/// Asks the daemon for its state as soon as it is another one than the asker knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ChangeQuestion {
+    /// [`StatusChange::state`] of the last answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen: Option<u64>,
+    /// How long the daemon waits for a change, at most a minute.
+    pub within_ms: u32,
+}
+
+/// The answer to [`ChangeQuestion`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct StatusChange {
+    /// Stands for the state. Another number is another state.
+    pub state: u64,
+    /// The state, [lasting](DaemonStatus::lasting).
+    pub status: DaemonStatus,
+}
+
 /// Asks the daemon to forget an HCA that is missing: it was removed for good.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -45,10 +65,14 @@ pub struct DaemonStatus {
     pub node_socket: SocketStatus,
     /// One entry for each resource, in the order of the configuration.
     pub pools: Vec<PoolStatus>,
+    /// HCAs of the host, but virtual and scalable functions that no pool has.
+    pub hcas: Vec<HostHca>,
     /// HCAs that were here and are not.
     pub missing: Vec<MissingHca>,
     /// Slots that are bound to an HCA.
     pub bindings: Vec<BindingStatus>,
+    /// Pods whose slots could not be bound in the last ten minutes.
+    pub refused: Vec<RefusedBinding>,
     /// How well the HCAs of pods with bound slots fit their GPUs.
     pub alignment: Vec<PodAlignment>,
 }
@@ -63,6 +87,65 @@ pub struct MissingHca {
     pub rdma_devices: Vec<String>,
     /// Since when, in Unix seconds.
     pub since: u64,
+    /// The resource that it was of.
+    pub resource: Option<String>,
+    /// Its rail when it was here.
+    pub rail: Option<u32>,
+}
+
+/// The hardware of an HCA. Of one that a pod has, what was last known of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HostHca {
+    /// As unit IDs name it.
+    pub id: String,
+    /// `pf`, `vf`, `sf` or `software`.
+    pub function: String,
+    /// PCI vendor and device, as `15b3:1021`.
+    pub device: Option<String>,
+    /// Its RDMA devices.
+    pub rdma_devices: Vec<String>,
+    /// Board type, such as the PSID.
+    pub board: Option<String>,
+    /// Firmware version.
+    pub firmware: Option<String>,
+    /// Its NUMA node, where the firmware says it.
+    pub numa_node: Option<u32>,
+    /// Its rail.
+    pub rail: Option<u32>,
+    /// The GPUs that are nearest to it.
+    pub gpus: Vec<NearGpu>,
+    /// Its ports that carry data.
+    pub ports: Vec<HostPort>,
+}
+
+/// A GPU near an HCA.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NearGpu {
+    /// Its PCI address.
+    pub gpu: String,
+    /// Their distance, as `nvidia-smi topo -m` writes it.
+    pub class: String,
+}
+
+/// A port of an HCA.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HostPort {
+    /// Its RDMA device and number, as `mlx5_0:1`.
+    pub name: String,
+    /// Its netdev on the host.
+    pub netdev: Option<String>,
+    /// `ether`, `infiniband` or `other`.
+    pub link_layer: String,
+    /// `ACTIVE`, `DOWN` and so on; `UNKNOWN` in a pod.
+    pub state: String,
+    /// Its rate, or that before it went down.
+    pub rate_mbps: Option<u32>,
+    /// MTU of its netdev in bytes.
+    pub mtu: Option<u32>,
+    /// The port's GUID on InfiniBand, else that of the RDMA device.
+    pub guid: Option<String>,
 }
 
 /// The configuration in force.
@@ -95,6 +178,12 @@ pub struct SocketStatus {
 pub struct PoolStatus {
     /// Its name, such as `rdma/hca_shared_devices_a`.
     pub resource: String,
+    /// `shared`, `exclusive` or `late`; `None` before the first list.
+    pub mode: Option<String>,
+    /// HCAs that are here.
+    pub present: usize,
+    /// HCAs that there must be by the configuration, else those that are here or missing.
+    pub expected: usize,
     /// Units that the kubelet was sent.
     pub units: UnitCounts,
     /// How containers get the devices; `None` before the first list.
@@ -156,6 +245,32 @@ pub struct HcaStatus {
     pub healthy: bool,
     /// Why they are not, worst first.
     pub reasons: Vec<String>,
+    /// The word for the worst of them, as in metrics.
+    pub reason: Option<String>,
+}
+
+impl DaemonStatus {
+    /// Without what counts or changes by itself.
+    #[must_use]
+    pub fn lasting(mut self) -> Self {
+        for pool in &mut self.pools {
+            pool.registrations = 0;
+            pool.allocations = AllocationCounts::default();
+            pool.last_error = None;
+        }
+        Self {
+            uptime_seconds: 0,
+            ready: false,
+            unready: Vec::new(),
+            notes: Vec::new(),
+            node_socket: SocketStatus::default(),
+            configuration: ConfigurationStatus {
+                generation: 0,
+                ..self.configuration
+            },
+            ..self
+        }
+    }
 }
 
 /// Units that a container holds.
@@ -169,6 +284,19 @@ pub struct HeldUnits {
     pub pod: String,
     /// Name of the container.
     pub container: String,
+    /// UID of the pod, where the kubelet's checkpoint has one for all of them.
+    pub uid: Option<String>,
+    /// HCAs that they stand for.
+    pub hcas: Vec<String>,
+}
+
+/// A pod whose slots could not be bound a moment ago.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedBinding {
+    /// The pod.
+    pub pod: Pod,
+    /// Why, and what was free.
+    pub message: String,
 }
 
 /// A slot that is bound to an HCA.

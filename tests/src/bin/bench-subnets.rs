@@ -161,6 +161,7 @@ impl Node {
             },
             policy: self.policy.clone(),
             client: Some(client),
+            node_socket: None,
             socket: self.socket(),
             listen: Vec::new(),
         }

@@ -15,6 +15,7 @@ use e2e::kubelet::{CHECKPOINT_FILE, Kubelet, Misbehaviour, Settings};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+use serde_json::Value;
 
 use super::dp_admin::document;
 use super::dp_hostile::{EXCLUSIVE, Scene, WAIT_TIMEOUT, admit, shared};
@@ -650,8 +651,8 @@ fn a_held_hca_that_nobody_knows_is_not_taken_in_by_not() -> Result<()> {
     let kubelet = scene.machine.kubelet()?;
     let daemon = scene.daemon()?;
     scan_again(&scene)?;
-    let (_, status) = scene.get("/status")?;
-    ensure!(!status.contains(HCAS[0]), "{status}");
+    let status: Value = serde_json::from_str(&scene.get("/status")?.1)?;
+    ensure!(!status["pools"].to_string().contains(HCAS[0]), "{status}");
     fs::write(&scene.file, selecting("linkSpeed: [100G]"))?;
     scene.wait(&kubelet, &daemon, "rdma/nic", 1)?;
     let offered: Vec<String> = kubelet.devices("rdma/nic").into_keys().collect();

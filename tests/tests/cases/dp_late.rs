@@ -11,7 +11,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::daemon::{Daemon, Machine};
@@ -24,7 +24,8 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use node_wire::{
-    BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, Fault, UnbindQuestion, ask,
+    BindQuestion, Bound, ClientError, CommitQuestion, FailureKind, Fault, StatusQuestion,
+    UnbindQuestion, ask,
 };
 use serde_json::Value;
 
@@ -423,12 +424,28 @@ fn a_gpu_that_is_not_known_is_refused_unless_not_strict() -> Result<()> {
         .clone();
     ensure!(text.contains(&uuid(2)) && text.contains("strict"), "{text}");
     assert_eq!(kind(refused)?, FailureKind::CannotBind);
+    let status = || {
+        ask(
+            &node.machine.node_socket(),
+            &StatusQuestion {},
+            WAIT_TIMEOUT,
+        )
+    };
+    let [refused] = status()?
+        .refused
+        .try_into()
+        .map_err(|all| anyhow!("{all:?}"))?;
+    ensure!(
+        refused.pod == pod.pod && text.contains(&refused.message),
+        "{refused:?}"
+    );
     // Nothing was bound for it, and once the GPU is known it is.
     assert_eq!(node.bindings()?.len(), 0);
     node.machine
         .tree
         .file(&information, format!("GPU UUID: \t {}", uuid(2)));
     assert_eq!(hcas(&node.bind(&pod, "s1")?), [NICS[2]]);
+    ensure!(status()?.refused.is_empty());
 
     let relaxed = Node::new(&LATE.replace("binding: late", "binding: late\n  strict: false"))?;
     relaxed

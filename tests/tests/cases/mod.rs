@@ -25,6 +25,7 @@ macro_rules! modules {
 
 modules! {
     agent_faults,
+    agent_rdmanode,
     agent_subnets,
     chain_pods,
     cni_admin,

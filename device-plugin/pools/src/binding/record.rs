@@ -8,7 +8,7 @@ use crate::words::word;
 use hca::HcaId;
 use node_wire::Pod;
 use node_wire::status::BindingStatus;
-pub use node_wire::status::ServedGpu;
+pub use node_wire::status::{RefusedBinding, ServedGpu};
 use serde::{Deserialize, Serialize};
 
 /// The version of the files.
@@ -138,6 +138,8 @@ pub struct Bindings {
     pub free_aligned: BTreeMap<String, usize>,
     /// Bindings whose pods do not have their slots any more, as far as that was found out.
     pub ended: BTreeMap<HcaId, Ended>,
+    /// Pods whose slots could not be bound a moment ago, and when, by name.
+    pub refused: BTreeMap<String, (RefusedBinding, Since)>,
 }
 
 /// A binding whose slot the kubelet's list lacks for its pod.

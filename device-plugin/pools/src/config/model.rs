@@ -135,6 +135,8 @@ pub struct PoolConfig {
     /// Whether a node without such an HCA is accepted: the resource is offered from the first
     /// HCA on, where others have it with 0 units.
     pub optional: bool,
+    /// How many HCAs a node must have, for people: nothing is offered or withheld by it.
+    pub expected: Option<u32>,
     /// Whether netdevs of its HCAs are set up when they appear.
     pub link_up: bool,
     /// MTU in bytes that they get before that.
@@ -163,6 +165,7 @@ impl PoolConfig {
             port_health: PortHealth::Ignored,
             wait_for: Vec::new(),
             optional: false,
+            expected: None,
             link_up: false,
             mtu: None,
             environment: false,
@@ -310,6 +313,15 @@ impl Default for Late {
 }
 
 impl Sharing {
+    /// Its word in the daemon's status.
+    pub fn word(self) -> &'static str {
+        match self {
+            Sharing::Pooled { .. } | Sharing::Shares { .. } => "shared",
+            Sharing::Exclusive { .. } => "exclusive",
+            Sharing::Late(_) => "late",
+        }
+    }
+
     /// Whether several pods may use one HCA.
     pub fn is_shared(self) -> bool {
         match self {

@@ -74,6 +74,7 @@ struct Pool {
     wait_for: Vec<Gate>,
     #[serde(default)]
     optional: bool,
+    expected: Option<u32>,
     #[serde(default)]
     link_up: LinkUp,
     #[serde(deserialize_with = "selector::select")]
@@ -193,6 +194,7 @@ impl Pool {
             },
             wait_for: self.wait_for,
             optional: self.optional,
+            expected: self.expected,
             link_up: self.link_up != LinkUp::Plain(false),
             environment: self.environment,
             mtu,

@@ -877,6 +877,11 @@ fn a_physical_function_that_does_not_come_back_is_missing_until_it_does() {
     };
     assert_eq!(missing.id.to_string(), HCA);
     assert_eq!(missing.rdma_devices, ["mlx5_0"]);
+    let resource = config.pools[0].resource.to_string();
+    assert_eq!(
+        (missing.resource.as_ref(), missing.rail),
+        (Some(&resource), Some(0))
+    );
     let said = missing.to_string();
     assert!(
         said.contains("mlx5_0) was here and is missing since 20"),

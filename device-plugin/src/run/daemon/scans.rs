@@ -57,7 +57,15 @@ impl Daemon {
         let (host, addresses) = (&self.settings.paths.host, &self.settings.node_addresses);
         let readers = &self.outputs.readers;
         self.scans.hung = readers.hung();
-        self.scans.current = Scan::start(reason, readers, host.clone(), addresses.clone(), gates);
+        let policy = self.settings.paths.node.policy.clone();
+        self.scans.current = Scan::start(
+            reason,
+            readers,
+            host.clone(),
+            addresses.clone(),
+            gates,
+            policy,
+        );
     }
 
     /// Starts another scan without the object that the present one hangs at. Where there is no such
