@@ -233,6 +233,11 @@ check "the job's pods end" kubectl delete pod netpipe-launcher netpipe-worker-0 
 step "kubectl delete -k"
 kubectl delete secret/netpipe-ssh configmap/netpipe-config
 kubectl delete -f $manifests/examples/late/nad.yaml -f $manifests/examples/mpijob/nad.yaml
+# As profile uninstall does: a document with parts stays, and with it its definition.
+given_back() {
+	own exec ds/rdma-netdev -c rdma-agent -- rdmactl addresses give-back && [ -z "$(kubectl get addresssubnets -o name)" ]
+}
+check "the node gives its addresses back" wait_for 200 given_back
 check "what was installed goes" kubectl delete -k $manifests/ours --timeout=200s
 as_before "the host is as before" "$before" state_without_indexes
 equal "no lease is left" "[]" "$(rdmactl addresses --json | jq -c .leases)"
