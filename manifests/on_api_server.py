@@ -267,6 +267,7 @@ def policy():
         yield from answered(what, request(method, f"{RESOURCES}/{NAME}", body, tokens["n1"]), reason)
         remove()
     yield from states(tokens)
+    yield from marks(tokens)
     for what, parts, reason in [("create with an own part", {"10.56.3.0/28": own}, None), ("create with another's part", two, not_own)]:
         yield from answered(what, request("POST", RESOURCES, document(parts), tokens["n1"]), reason)
         remove()
@@ -304,10 +305,32 @@ def states(tokens):
         yield from answered(f"event on {what}", request("POST", path, event, tokens["n1"]), reason)
 
 
+def marks(tokens):
+    """What the agents of nodes may change of Nodes."""
+    only = "can change condition RdmaReady and taint rdma-netdev.io/missing only"
+    at = {"lastTransitionTime": "2026-11-30T09:12:00Z", "lastHeartbeatTime": "2026-11-30T09:12:00Z", "reason": "x", "message": "x"}
+    ready, disk = ({"type": kind, "status": "False", **at} for kind in ("RdmaReady", "DiskPressure"))
+    missing, other = ({"key": key, "effect": "NoSchedule"} for key in ("rdma-netdev.io/missing", "other"))
+    before = request("GET", "/api/v1/nodes/n1")[1]["spec"].get("taints", [])
+    cases = [("the own condition", "n1/status", {"status": {"conditions": [ready]}}, None),
+             ("another condition", "n1/status", {"status": {"conditions": [ready, disk]}}, only),
+             ("the own capacity", "n1/status", {"status": {"capacity": {"rdma/nic": "9"}}}, only),
+             ("another Node's condition", "n2/status", {"status": {"conditions": [ready]}}, "node n1 cannot change Node n2"),
+             ("the own taint", "n1", {"spec": {"taints": [*before, missing]}}, None),
+             ("another taint", "n1", {"spec": {"taints": [*before, missing, other]}}, only),
+             ("the own taint away", "n1", {"spec": {"taints": before}}, None),
+             ("a label", "n1", {"metadata": {"labels": {"x": "y"}}}, only),
+             ("unschedulable", "n1", {"spec": {"unschedulable": True}}, only),
+             ("another Node's taint", "n2", {"spec": {"taints": [missing]}}, "node n1 cannot change Node n2")]
+    for what, path, body, reason in cases:
+        yield from answered(f"Node: {what}", request("PATCH", f"/api/v1/nodes/{path}", body, tokens["n1"]), reason)
+
+
 def wrong():
     """What is not as expected."""
     with api_server():
-        chart = objects(helm(profile("admission"), more=["--set", f"admission.administratorNodes={{{ADMINISTRATORS_NODE}}}"]))
+        values = f"admission.administratorNodes={{{ADMINISTRATORS_NODE}}},rdmaNodes.nodeCondition=true,rdmaNodes.taintMissing=true"
+        chart = objects(helm(profile("admission"), more=["--set", values]))
         for document_ in chart:
             if document_["kind"] in PATHS and document_["kind"] != "ValidatingAdmissionPolicyBinding":
                 made("POST", PATHS[document_["kind"]], document_)

@@ -35,6 +35,7 @@ use crate::api::{Api, News};
 use crate::backend::Backend;
 use crate::directory::Directory;
 use crate::goal::Waiting;
+use crate::node_marks::Wanted;
 use crate::node_object::{Progress, Writer};
 use crate::node_state::OwnedAddresses;
 use crate::reserve::Reservation;
@@ -66,6 +67,8 @@ pub struct Settings {
     pub client: Option<kube::Client>,
     /// The daemon's socket, if the node's object is written.
     pub node_socket: Option<PathBuf>,
+    /// What is written to the Node beside it.
+    pub marks: Wanted,
     /// Where ADDs ask.
     pub socket: PathBuf,
     /// Where probes and metrics are served.
@@ -164,6 +167,7 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
             node: agent.context.node.clone(),
             socket,
             progress: progress.clone(),
+            marks: settings.marks,
             addresses: move || owner.addresses(),
         };
         tokio::spawn(writer.run());
@@ -785,6 +789,7 @@ mod tests {
             context: context(root.path()),
             client: None,
             node_socket: None,
+            marks: Wanted::default(),
             socket: socket.clone(),
             listen: Vec::new(),
         };

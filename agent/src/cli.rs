@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent::{self, Settings};
 use crate::decide::ThisNode;
+use crate::node_marks::Wanted;
 use crate::space::Context;
 
 /// Claims addresses for this node where its CNI programs have none left, and gives them back. Shows the
@@ -48,6 +49,12 @@ struct Cli {
     /// Write the state of the NICs to the Kubernetes API, as the object of this node
     #[arg(long, env = "RDMA_AGENT_RDMA_NODE")]
     rdma_node: bool,
+    /// With --rdma-node: set condition `RdmaReady` of the Node
+    #[arg(long, env = "RDMA_AGENT_NODE_CONDITION")]
+    node_condition: bool,
+    /// With --rdma-node: taint the Node while an HCA is missing
+    #[arg(long, env = "RDMA_AGENT_TAINT_MISSING")]
+    taint_missing: bool,
     /// Socket of the daemon, which knows the state
     #[arg(
         long,
@@ -166,6 +173,10 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
             policy,
             socket: cli.socket,
             node_socket: cli.rdma_node.then_some(cli.node_socket),
+            marks: Wanted {
+                condition: cli.node_condition,
+                taint: cli.taint_missing,
+            },
             listen: cli.metrics_addr,
         };
         agent::run(settings, stop).await

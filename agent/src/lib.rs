@@ -8,7 +8,7 @@
 //! - [`whereabouts`]: that program's leases and pods, read from the API;
 //! - [`space`]: one space: its questions first, then its documents;
 //! - [`node_state`]: what an `RdmaNode` shows, decided on plain data; [`events`]: what happened between two
-//!   of them; [`node_object`] writes both;
+//!   of them; [`node_marks`]: what the Node itself shows; [`node_object`] writes them;
 //! - [`agent`]: the program: a thread for each space, the socket, the pages;
 //! - [`cli`]: the command line.
 //!
@@ -25,6 +25,7 @@ pub mod decide;
 pub mod directory;
 pub mod events;
 pub mod goal;
+pub mod node_marks;
 pub mod node_object;
 pub mod node_state;
 pub mod reserve;

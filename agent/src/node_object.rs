@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use crate::api::{Api, ApiError, MANAGER};
 use crate::decide::ThisNode;
 use crate::events::{self, Happening, Told};
+use crate::node_marks::{self, Damped, Wanted};
 use crate::node_state::{Inputs, NodeState, OwnedAddresses};
 
 const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/rdmanodes";
@@ -50,6 +51,7 @@ pub struct Writer<F> {
     /// The daemon's.
     pub socket: PathBuf,
     pub progress: Arc<Mutex<Progress>>,
+    pub marks: Wanted,
     pub addresses: F,
 }
 
@@ -78,11 +80,11 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
     /// Writes whenever there is a reason to, without end.
     pub async fn run(self) {
         let mut known: Option<Known> = None;
-        let (mut seen, mut daemon) = (None, None);
+        let (mut seen, mut daemon, mut marks, mut due) = (None, None, None, None);
         let (mut answered, mut wait) = (Instant::now(), RETRY);
         let mut told = Told::default();
         loop {
-            let silent = match self.ask(seen).await {
+            let silent = match self.ask(seen, due).await {
                 Ok(change) => {
                     (seen, daemon, answered) =
                         (Some(change.state), Some(change.status), Instant::now());
@@ -98,10 +100,9 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                     Some(error.fault.to_string())
                 }
             };
-            let settled = self
+            let mut settled = self
                 .settle(&mut known, daemon.as_ref(), silent.as_deref())
                 .await;
-            self.note_fault(settled.as_ref().err());
             if let (Ok(before), Some(daemon)) = (&settled, &daemon) {
                 let next = known.as_ref().and_then(|known| known.state.as_ref());
                 let changes = before.as_ref().zip(next);
@@ -109,6 +110,18 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                 let all = changes.into_iter().flatten().chain(events::refused(daemon));
                 self.tell(&mut told, all.collect()).await;
             }
+            if let (Ok(_), Some(state), Some(daemon)) = (
+                &settled,
+                known.as_ref().and_then(|known| known.state.as_ref()),
+                &daemon,
+            ) {
+                let hold = Duration::from_millis(daemon.flap_hold_ms);
+                match self.mark(&mut marks, state, hold).await {
+                    Ok(again) => due = again,
+                    Err(error) => settled = Err(error),
+                }
+            }
+            self.note_fault(settled.as_ref().err());
             match settled {
                 Ok(before) => {
                     wait = RETRY;
@@ -117,7 +130,7 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                     }
                 }
                 Err(_) => {
-                    (known, seen) = (None, None);
+                    (known, seen, marks) = (None, None, None);
                     // Agents that a restart of the API hit at one time do not come back at one time.
                     sleep(wait.mul_f64(0.5 + crate::agent::random())).await;
                     wait = (2 * wait).min(MAX_RETRY);
@@ -141,11 +154,17 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
         note(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Waits until the daemon's state is another one, or for a minute.
-    async fn ask(&self, seen: Option<u64>) -> Result<StatusChange, ClientError> {
+    /// Waits until the daemon's state is another one, something is due, or a minute is over.
+    async fn ask(
+        &self,
+        seen: Option<u64>,
+        due: Option<Instant>,
+    ) -> Result<StatusChange, ClientError> {
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let within = left.map_or(WAIT, |left| left.min(WAIT));
         let question = ChangeQuestion {
             seen,
-            within_ms: u32::try_from(WAIT.as_millis()).unwrap_or(u32::MAX),
+            within_ms: u32::try_from(within.as_millis()).unwrap_or(u32::MAX),
         };
         let socket = self.socket.clone();
         let asked =
@@ -229,7 +248,7 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                 Request::new(PATH).patch(name, &parameters, &Patch::Merge(patch))
             }
             None => {
-                let uid = self.uid().await?;
+                let uid = self.node().await?.metadata.uid.unwrap_or_default();
                 let body = serde_json::to_vec(&object(name, &uid, &next));
                 let parameters = PostParams {
                     field_manager: Some(MANAGER.to_owned()),
@@ -243,6 +262,49 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
         let before = known.state.replace(next).unwrap_or_default();
         self.note(|progress| progress.writes += 1);
         Ok(Some(before))
+    }
+
+    /// Writes condition and taint of the Node, where they must change. Returns when they can change by
+    /// themselves.
+    async fn mark(
+        &self,
+        marks: &mut Option<(Damped, Damped)>,
+        state: &NodeState,
+        hold: Duration,
+    ) -> Result<Option<Instant>, ApiError> {
+        if !self.marks.condition && !self.marks.taint {
+            return Ok(None);
+        }
+        let (condition, taint) = match marks {
+            Some(marks) => marks,
+            None => marks.insert(node_marks::read(&self.node().await?)),
+        };
+        let (now, parameters) = (Instant::now(), PatchParams::default());
+        let patch = async |what: &str, request| self.api.request::<Value>(what, request).await;
+        let mut due = None;
+        if self.marks.condition {
+            let (is_ready, again) = condition.see(state.problems.is_empty(), hold, now);
+            due = again;
+            if condition.shown != Some(is_ready) {
+                let body = node_marks::condition(is_ready, state, Timestamp::now());
+                let body = Patch::Strategic(body);
+                let name = format!("{}/status", self.node.name);
+                let request = Request::new(NODES).patch(&name, &parameters, &body);
+                patch("write the Node's condition", request).await?;
+                *condition = Damped::new(Some(is_ready));
+            }
+        }
+        if self.marks.taint {
+            let (is_missing, again) = taint.see(!state.missing.is_empty(), hold, now);
+            due = due.into_iter().chain(again).min();
+            if taint.shown != Some(is_missing) {
+                let body = Patch::Merge(node_marks::taint(is_missing, &self.node().await?));
+                let request = Request::new(NODES).patch(&self.node.name, &parameters, &body);
+                patch("write the Node's taint", request).await?;
+                *taint = Damped::new(Some(is_missing));
+            }
+        }
+        Ok(due)
     }
 
     /// The status of the object, if there is one. What a person wrote there is replaced.
@@ -261,15 +323,13 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
         }
     }
 
-    /// The UID of this node's Node.
-    async fn uid(&self) -> Result<String, ApiError> {
+    /// This node's Node.
+    async fn node(&self) -> Result<Node, ApiError> {
         let name = &self.node.name;
         let request = Request::new(NODES).get(name, &GetParams::default());
-        let node: Node = self
-            .api
+        self.api
             .request(&format!("read Node {name}"), request)
-            .await?;
-        Ok(node.metadata.uid.unwrap_or_default())
+            .await
     }
 }
 

@@ -36,6 +36,8 @@ pub(crate) struct Report {
     pub started: Instant,
     /// Its configuration.
     pub config: ConfigurationStatus,
+    /// How long a port that flapped must be up.
+    pub flap_hold: Duration,
     /// Reads the host.
     pub scans: ScanCounts,
     /// How the RDMA subsystem treats network namespaces.
@@ -126,6 +128,7 @@ impl Report {
         Self {
             started: Instant::now(),
             config,
+            flap_hold: Duration::ZERO,
             scans: ScanCounts::default(),
             netns_mode: None,
             pools: Vec::new(),
@@ -265,6 +268,7 @@ impl Report {
             unready: self.unready(),
             notes: self.notes(),
             configuration: self.config.clone(),
+            flap_hold_ms: u64::try_from(self.flap_hold.as_millis()).unwrap_or(u64::MAX),
             netns_mode: self.netns_mode.map(|mode| mode.word().to_owned()),
             node_socket: SocketStatus {
                 path: self.node_socket.path.clone(),

@@ -262,7 +262,11 @@ impl AgentNode {
             .arg(self.socket())
             .arg(format!("--metrics-addr={pages}"))
             .args(["--grace=1", "--log-level=debug"])
-            .args(self.daemon.iter().map(|_| "--rdma-node"))
+            .args(
+                self.daemon
+                    .iter()
+                    .flat_map(|_| ["--rdma-node", "--node-condition", "--taint-missing"]),
+            )
             .args(
                 self.daemon
                     .iter()

@@ -383,6 +383,7 @@ impl Daemon {
         let before = self.outputs.report.borrow().clone();
         self.outputs.report.send_replace(Arc::new(Report {
             config: self.config_file.state.clone(),
+            flap_hold: self.config.damping.flap_hold,
             scans: self.scans.counts.clone(),
             netns_mode: host.and_then(|host| host.inventory.netns_mode),
             pools: pools.collect(),

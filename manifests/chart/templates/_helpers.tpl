@@ -25,6 +25,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.rdmaNodes.enabled (not .Values.uninstall.enabled) }}yes{{ end }}
 {{- end }}
 
+{{- /* Not empty if the agent changes its Node. */}}
+{{- define "has-marks" -}}
+{{- if and (include "has-rdma-nodes" .) (or .Values.rdmaNodes.nodeCondition .Values.rdmaNodes.taintMissing) }}
+{{- if not .Values.admission.enabled }}
+{{- fail "rdmaNodes.nodeCondition and taintMissing need admission.enabled, which limits each agent to its own Node" }}
+{{- end }}yes
+{{- end }}
+{{- end }}
+
 {{- /* Not empty if the agent has a token. */}}
 {{- define "has-token" -}}
 {{- include "has-api" . }}{{ include "has-rdma-nodes" . }}
@@ -159,6 +168,14 @@ env:
 {{- if include "has-rdma-nodes" . }}
 - name: RDMA_AGENT_RDMA_NODE
   value: "true"
+{{- if .Values.rdmaNodes.nodeCondition }}
+- name: RDMA_AGENT_NODE_CONDITION
+  value: "true"
+{{- end }}
+{{- if .Values.rdmaNodes.taintMissing }}
+- name: RDMA_AGENT_TAINT_MISSING
+  value: "true"
+{{- end }}
 {{- end }}
 - name: RDMA_AGENT_METRICS_ADDR
   value: 127.0.0.1:{{ .Values.agent.metricsPort }},$(HOST_IP):{{ .Values.agent.metricsPort }}

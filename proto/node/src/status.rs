@@ -59,6 +59,8 @@ pub struct DaemonStatus {
     pub notes: Vec<String>,
     /// The configuration in force.
     pub configuration: ConfigurationStatus,
+    /// The pools' `health.flapHold`, in milliseconds.
+    pub flap_hold_ms: u64,
     /// `shared` or `exclusive`; `None` where the kernel does not say it.
     pub netns_mode: Option<String>,
     /// The socket on which programs of the node ask.

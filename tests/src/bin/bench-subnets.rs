@@ -162,6 +162,7 @@ impl Node {
             policy: self.policy.clone(),
             client: Some(client),
             node_socket: None,
+            marks: Default::default(),
             socket: self.socket(),
             listen: Vec::new(),
         }

@@ -37,6 +37,8 @@ pub(crate) const CASES: &[Case] = &[
 
 const RDMA_NODES: &str = "/apis/rdma-netdev.io/v1alpha1/rdmanodes";
 const CONFIG: &str = "version: 1\npools:\n- resource: rdma/nic\n  mode: shared\n  shares: 4\n  select: {linkTypes: [ether]}\n";
+/// Condition and taint follow soon.
+const HOLD: &str = "version: 1\nhealth: {flapHold: 2s}\n";
 const RESOURCE: &str = "rdma/nic";
 /// Longer than the agent waits between two writes.
 const QUIET: Duration = Duration::from_secs(8);
@@ -110,6 +112,20 @@ fn events(server: &ApiServer) -> Result<Vec<[String; 4]>> {
     Ok(events.iter().map(event).collect())
 }
 
+/// The status of the Node's condition; null where there is none.
+fn ready(server: &ApiServer) -> Result<Value> {
+    let node = server.client().get("/api/v1/nodes/n1")?.expect_success()?;
+    let conditions = node["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    let ready = conditions.find(|one| one["type"] == "RdmaReady");
+    Ok(ready.map(|one| one["status"].clone()).unwrap_or_default())
+}
+
+fn is_tainted(server: &ApiServer) -> Result<bool> {
+    let node = server.client().get("/api/v1/nodes/n1")?.expect_success()?;
+    Ok(node["spec"].to_string().contains("rdma-netdev.io/missing"))
+}
+
 /// A daemon with two HCAs and its agent.
 fn node(server: &ApiServer) -> Result<(Node, AgentNode)> {
     let node = Node::new(CONFIG, RESOURCE, 8)?;
@@ -151,6 +167,7 @@ fn a_port_that_goes_down_is_in_the_api_in_two_seconds() -> Result<()> {
     thread::sleep(QUIET);
     ensure!(version(&server)? == before, "written: {}", agent.log());
 
+    ensure!(ready(&server)? == json!("True"));
     set_port(&node, "1: DOWN")?;
     let begun = Instant::now();
     has_problem(&server, &agent, "0000:d8:00.0 (rail 1): ")?;
@@ -163,6 +180,8 @@ fn a_port_that_goes_down_is_in_the_api_in_two_seconds() -> Result<()> {
     );
     thread::sleep(QUIET);
     ensure!(agent.metric("node_object_writes_total")? == writes + 1.0);
+    // Not for half a minute: the port may flap.
+    ensure!(ready(&server)? == json!("True"));
 
     // What a port does meanwhile is written once.
     for state in ["4: ACTIVE", "1: DOWN", "4: ACTIVE", "1: DOWN"] {
@@ -216,12 +235,15 @@ fn an_hca_that_does_not_come_back_is_missing_in_the_api() -> Result<()> {
     }
     tree.hide_netdev("rdma1");
     tree.remove("/sys/bus/pci/devices/0000:d8:00.0");
-    node.daemon = start(&node.machine, CONFIG, free_address()?)?;
+    let config = CONFIG.replace("version: 1\n", HOLD);
+    node.daemon = start(&node.machine, &config, free_address()?)?;
     has_problem(&server, &agent, "0000:d8:00.0 (rail 1) missing since 20")?;
     eventually("an event", WAIT_TIMEOUT, || {
         let is_told = |event: &[String; 4]| event[..3] == ["Node", "n1", "HcaMissing"];
         Ok(events(&server)?.iter().any(is_told))
     })?;
+    eventually("a taint", WAIT_TIMEOUT, || is_tainted(&server))?;
+    ensure!(ready(&server)? == json!("False"));
     let summary = field(&server, "/status/summary")?;
     let counts = ["nics", "expected", "healthy"].map(|key| summary.get(key).cloned());
     let counts: Vec<_> = counts.iter().flatten().collect();
@@ -232,10 +254,13 @@ fn an_hca_that_does_not_come_back_is_missing_in_the_api() -> Result<()> {
     ask(&node.machine.node_socket(), &question, CALL_TIMEOUT)?;
     has_problem(&server, &agent, "")?;
     ensure!(field(&server, "/status/summary/expected")? == "1");
+    eventually("no taint", WAIT_TIMEOUT, || {
+        Ok(!is_tainted(&server)? && ready(&server)? == json!("True"))
+    })?;
     // A pool can say how many there must be.
     std::fs::write(
         node.machine.directory().join("config"),
-        CONFIG.replace("  mode", "  expected: 4\n  mode"),
+        config.replace("  mode", "  expected: 4\n  mode"),
     )?;
     node.daemon.signal(Signal::SIGHUP)?;
     has_problem(&server, &agent, "rdma/nic: 1 of 4 HCAs")
