@@ -29,7 +29,7 @@ const MARGIN: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long the daemon may be silent, as while it is replaced, before the object says so.
 const SILENCE: Duration = Duration::from_secs(30);
-/// How often the object is read, in case somebody changed or deleted it.
+/// How often the object and the Node are read, in case somebody changed or deleted them.
 const READ_INTERVAL: Duration = Duration::from_mins(10);
 /// When what failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -100,6 +100,12 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                     Some(error.fault.to_string())
                 }
             };
+            if known
+                .as_ref()
+                .is_some_and(|known| known.read.elapsed() >= READ_INTERVAL)
+            {
+                (known, marks) = (None, None);
+            }
             let mut settled = self
                 .settle(&mut known, daemon.as_ref(), silent.as_deref())
                 .await;
@@ -208,10 +214,7 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
         silent: Option<&str>,
     ) -> Result<Option<NodeState>, ApiError> {
         let name = &self.node.name;
-        if known
-            .as_ref()
-            .is_none_or(|known| known.read.elapsed() >= READ_INTERVAL)
-        {
+        if known.is_none() {
             *known = Some(Known {
                 state: self.read().await?,
                 read: Instant::now(),
@@ -288,8 +291,9 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
             if condition.shown != Some(is_ready) {
                 let body = node_marks::condition(is_ready, state, Timestamp::now());
                 let body = Patch::Strategic(body);
-                let name = format!("{}/status", self.node.name);
-                let request = Request::new(NODES).patch(&name, &parameters, &body);
+                let name = &self.node.name;
+                let request =
+                    Request::new(NODES).patch_subresource("status", name, &parameters, &body);
                 patch("write the Node's condition", request).await?;
                 *condition = Damped::new(Some(is_ready));
             }

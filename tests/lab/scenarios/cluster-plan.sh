@@ -114,6 +114,20 @@ if [ "$LAB_GUEST" = 1 ]; then
 	contains "and says why" 'stopped by SIGINT' "$(</tmp/stopped)"
 	check "the pods are gone" wait_for 200 none_of_verify
 	check "both nodes offer their NICs as before" wait_for 200 both_offer rdma/nic "2 2"
+
+	step "kubectl get rdmanodes"
+	# shown NODE: how many HCAs of the resource its RdmaNode shows, expects, and says are healthy.
+	shown() {
+		kubectl get rdmanode "$1" -o json |
+			jq -r '.status.resources[] | select(.name == "rdma/nic") | "\(.nics) \(.expected) \(.healthy)"'
+	}
+	is_shown() { [ "$(shown "$1")" = "$2" ]; }
+	events_of() {
+		kubectl --namespace default get events -o json --field-selector "involvedObject.kind=Node,involvedObject.name=$1" |
+			jq -r '.items[] | "\(.reason): \(.message // .note)"'
+	}
+	for node in node1 node2; do check "$node shows two healthy NICs" wait_for 30 is_shown $node "2 2 2"; done
+	show kubectl get rdmanodes
 fi
 meet_late checked
 
@@ -123,6 +137,10 @@ meet_late out
 if [ "$LAB_GUEST" = 1 ]; then
 	step "a cable of node2 is out"
 	check "node2 offers one NIC" wait_for 200 both_offer rdma/nic "2 1"
+	check "its RdmaNode shows one healthy NIC of two" wait_for 30 is_shown node2 "2 2 1"
+	show kubectl get rdmanodes
+	contains "an event of the Node says which" '^HcaUnhealthy: HCA .* is unhealthy: ' "$(events_of node2)"
+	equal "nothing is wrong with node1" "2 2 2" "$(shown node1)"
 	ends 1 "verify --all finds it" kubectl rdma verify --all --json
 	show cells
 	contains "the cell of node2 and this rail fails" '^node2 rdma1 fail ' "$(cells)"
@@ -139,6 +157,8 @@ meet_late in
 if [ "$LAB_GUEST" = 1 ]; then
 	step "a cable of node2 is pulled out while its pod has the NIC"
 	check "both nodes offer their NICs" wait_for 200 both_offer rdma/nic "2 2"
+	check "the RdmaNode of node2 shows both" wait_for 30 is_shown node2 "2 2 2"
+	contains "so does an event" '^HcaHealthy: ' "$(events_of node2)"
 	: >/lab/sync/pull
 	ends 1 "verify --all finds it" kubectl rdma verify --all --json
 	show cells
