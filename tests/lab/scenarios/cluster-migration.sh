@@ -103,7 +103,7 @@ addresses() { own exec ds/rdma-netdev -c rdma-agent -- rdmactl addresses "$@"; }
 # imported: the pods whose leases of whereabouts are reserved, in the order of their names.
 imported() {
 	kubectl get addresssubnets -o json |
-		jq -r '[.items[].spec.parts[].reserved // empty | select(startswith("whereabouts: ")) | ltrimstr("whereabouts: ")] | unique | join(" ")'
+		jq -r '[.items[].spec.parts[].reserved // empty | select(startswith("whereabouts: ")) | ltrimstr("whereabouts: ") | rtrimstr(" (held)")] | unique | join(" ")'
 }
 export_leases() { kubectl rdma addresses --json | /lab/bin/rdmactl addresses export --whereabouts --leases - --yes; }
 if [ "$LAB_GUEST" = 1 ]; then
