@@ -49,8 +49,8 @@ impl Gpu {
 
     /// Notes what files of `/proc/driver/nvidia/gpus/<address>` have.
     fn ask_nvidia(&mut self, host: &Host) -> Result<()> {
-        let directory = host.proc.join("driver/nvidia/gpus");
-        let directory = directory.join(self.place.address.to_string());
+        let name = format!("driver/nvidia/gpus/{}", self.place.address);
+        let directory = host.proc.join(name);
         let text = host::attribute(&directory, "information")?.unwrap_or_default();
         // Only there where the GPU's memory can be a NUMA node (`nv_platform_supports_numa`).
         let numa = host::attribute(&directory, "numa_status")?;
@@ -90,10 +90,8 @@ const VENDORS: [(u16, &str); 6] = [
 const WITH_C2C: [u16; 5] = [0x2342, 0x2345, 0x2348, 0x2941, 0x31c2];
 
 fn vendor(id: u16) -> Option<&'static str> {
-    VENDORS
-        .iter()
-        .find(|(v, _)| *v == id)
-        .map(|(_, name)| *name)
+    let found = VENDORS.iter().find(|(vendor, _)| *vendor == id);
+    found.map(|(_, name)| *name)
 }
 
 /// True if a PCI function is a GPU in its own right.
@@ -123,13 +121,12 @@ pub fn is_gpu(function: &PciFunction) -> bool {
 /// [`host::Error::Read`] if sysfs cannot be read.
 pub fn read(host: &Host) -> Result<Vec<Gpu>> {
     let mut gpus = places(host)?;
-    for gpu in &mut gpus {
-        match gpu.ask_nvidia(host) {
-            // Its driver does not answer: the GPU is there without a name.
-            Err(error) if error.is_of_one_object() => {}
-            asked => asked?,
-        }
-    }
+    // Where its driver does not answer, the GPU is there without a name.
+    gpus.iter_mut()
+        .try_for_each(|gpu| match gpu.ask_nvidia(host) {
+            Err(error) if error.is_of_one_object() => Ok(()),
+            asked => asked,
+        })?;
     Ok(gpus)
 }
 
@@ -175,11 +172,9 @@ fn memory_node(status: &str) -> Option<u32> {
 
 /// The value of a `Key: value` line.
 fn line(text: &str, key: &str) -> Option<String> {
-    text.lines()
-        .filter_map(|line| line.split_once(':'))
-        .find(|(k, _)| k.trim() == key)
-        .map(|(_, value)| value.trim().to_owned())
-        .filter(|value| !value.is_empty())
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = lines.find(|(name, _)| name.trim() == key)?;
+    Some(value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
 #[cfg(test)]
