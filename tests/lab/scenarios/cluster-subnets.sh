@@ -25,6 +25,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	step "kubectl apply -k manifests/base"
 	check "the API server takes the manifests" kubectl apply -k $manifests/base
 	equal "with no word of warning" "" "$(grep -i warning <<<"$checked" || true)"
+	check "the API server takes the admission policies" kubectl apply -f $manifests/components/admission/objects.yaml
 	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-netdev --timeout=600s
 	show own get pods -o wide
 	# The scheduler places both pods on one node as long as the other node offers nothing.
@@ -43,6 +44,23 @@ if [ "$LAB_GUEST" = 1 ]; then
 	equal "each node has a part" "node1 node2" "$(owners)"
 	contains "kubectl shows the subnet, its parts, nodes and free addresses" \
 		'192\.168\.111\.0/24 +2 +2 +25[0-9]' "$(kubectl get addresssubnets)"
+
+	step "the token of a node's agent"
+	agent=$(own get pods -l app.kubernetes.io/name=rdma-netdev --field-selector spec.nodeName=node1 -o name)
+	token=$(own create token rdma-netdev --bound-object-kind Pod --bound-object-name "${agent#pod/}")
+	as_node1() { kubectl --token "$token" "$@"; }
+	document=$(kubectl get addresssubnets -o name)
+	part_of() {
+		kubectl get addresssubnets -o json |
+			jq -r --arg node "$1" '[.items[].spec.parts | to_entries[] | select(.value.node == $node)][0].key'
+	}
+	check "can write its own RdmaNode" as_node1 patch rdmanode node1 --type=merge --patch '{"status": {"problems": []}}'
+	refuses "cannot write another's" "node1 cannot write rdmanodes of node node2" \
+		as_node1 patch rdmanode node2 --type=merge --patch '{"status": {"problems": []}}'
+	refuses "cannot take another node's part" "Forbidden" \
+		as_node1 patch "$document" --type=merge --patch '{"spec": {"parts": {"'"$(part_of node2)"'": {"node": "node1"}}}}'
+	refuses "cannot change a Node" "orbidden" as_node1 label node node1 stolen=yes
+	equal "each node has its part still" "node1 node2" "$(owners)"
 
 	step "kubectl rdma: one view of all nodes"
 	ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
@@ -183,6 +201,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	equal "and have given their addresses back" "" "$(owners)"
 	show own logs -l app.kubernetes.io/name=rdma-netdev -c uninstall --prefix
 	check "what was installed goes" kubectl delete -k /tmp/new/ours --timeout=300s
+	check "so do the policies" kubectl delete -f $manifests/components/admission/objects.yaml
 	equal "no document is left" "" "$(kubectl get addresssubnets -o name 2>/dev/null || true)"
 fi
 meet_late clean
