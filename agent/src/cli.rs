@@ -50,10 +50,10 @@ struct Cli {
     #[arg(long, env = "RDMA_AGENT_RDMA_NODE")]
     rdma_node: bool,
     /// With --rdma-node: set condition `RdmaReady` of the Node
-    #[arg(long, env = "RDMA_AGENT_NODE_CONDITION")]
+    #[arg(long, requires = "rdma_node", env = "RDMA_AGENT_NODE_CONDITION")]
     node_condition: bool,
     /// With --rdma-node: taint the Node while an HCA is missing
-    #[arg(long, env = "RDMA_AGENT_TAINT_MISSING")]
+    #[arg(long, requires = "rdma_node", env = "RDMA_AGENT_TAINT_MISSING")]
     taint_missing: bool,
     /// Socket of the daemon, which knows the state
     #[arg(

@@ -74,6 +74,7 @@ struct Pool {
     wait_for: Vec<Gate>,
     #[serde(default)]
     optional: bool,
+    #[serde(default, deserialize_with = "expected")]
     expected: Option<u32>,
     #[serde(default)]
     link_up: LinkUp,
@@ -81,6 +82,8 @@ struct Pool {
     select: Vec<Selector>,
 }
 
+/// No host has more HCAs, virtual functions included.
+const MAX_EXPECTED: u32 = 10_000;
 /// What the kernel takes for Ethernet; a driver may take less.
 const MTU_RANGE: RangeInclusive<u32> = 68..=65535;
 
@@ -316,12 +319,22 @@ fn rescan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>
 }
 
 fn shares<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
-    match u32::deserialize(deserializer)? {
-        shares @ 1..=MAX_UNITS => Ok(Some(shares)),
-        shares => Err(D::Error::custom(format!(
-            "shares is {shares}; give a number between 1 and {MAX_UNITS}"
-        ))),
-    }
+    number("shares", MAX_UNITS, deserializer).map(Some)
+}
+
+fn expected<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    number("expected", MAX_EXPECTED, deserializer).map(Some)
+}
+
+fn number<'de, D: Deserializer<'de>>(key: &str, most: u32, value: D) -> Result<u32, D::Error> {
+    let number = i64::deserialize(value)?;
+    let valid = u32::try_from(number).ok();
+    let valid = valid.filter(|number| (1..=most).contains(number));
+    valid.ok_or_else(|| {
+        D::Error::custom(format!(
+            "{key} is {number}; give a number between 1 and {most}"
+        ))
+    })
 }
 
 fn from_text<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Problems> {
