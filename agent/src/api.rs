@@ -35,8 +35,6 @@ use crate::backend::{Read, Swap};
 const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/addresssubnets";
 const API_VERSION: &str = "rdma-netdev.io/v1alpha1";
 const KIND: &str = "AddressSubnet";
-/// Who writes, in the API's record of fields.
-pub(crate) const MANAGER: &str = "rdma-agent";
 /// As long as a document has parts, it is not deleted.
 const FINALIZER: &str = "rdma-netdev.io/parts";
 /// Label: the hash of the space. Annotation: its store, with `+` and `network_name` if it has one.
@@ -265,18 +263,11 @@ impl Api {
                     status: Summary::of(next),
                 };
                 let body = serde_json::to_vec(&object).map_err(RequestError::SerializeBody);
-                let parameters = PostParams {
-                    field_manager: Some(MANAGER.to_owned()),
-                    ..PostParams::default()
-                };
-                body.and_then(|body| Request::new(PATH).create(&parameters, body))
+                body.and_then(|body| Request::new(PATH).create(&PostParams::default(), body))
             }
             version => {
                 let patch = patch(version, &read.document, next, &read.labels, &labels);
-                let parameters = PatchParams {
-                    field_manager: Some(MANAGER.to_owned()),
-                    ..PatchParams::default()
-                };
+                let parameters = PatchParams::default();
                 Request::new(PATH).patch_metadata(&name, &parameters, &Patch::Merge(patch))
             }
         };

@@ -13,7 +13,7 @@ use node_wire::{ChangeQuestion, ClientError, DaemonStatus, StatusChange};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::api::{Api, ApiError, MANAGER};
+use crate::api::{Api, ApiError};
 use crate::decide::ThisNode;
 use crate::events::{self, Happening, Told};
 use crate::node_marks::{self, Damped, Wanted};
@@ -244,21 +244,14 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
             Some(_) => {
                 // Who wrote which key is not followed: see AddressSubnet.
                 let patch = json!({"metadata": {"managedFields": [{}]}, "status": next.json()});
-                let parameters = PatchParams {
-                    field_manager: Some(MANAGER.to_owned()),
-                    ..PatchParams::default()
-                };
+                let parameters = PatchParams::default();
                 Request::new(PATH).patch(name, &parameters, &Patch::Merge(patch))
             }
             None => {
                 let uid = self.node().await?.metadata.uid.unwrap_or_default();
                 let body = serde_json::to_vec(&object(name, &uid, &next));
-                let parameters = PostParams {
-                    field_manager: Some(MANAGER.to_owned()),
-                    ..PostParams::default()
-                };
                 let body = body.map_err(RequestError::SerializeBody);
-                body.and_then(|body| Request::new(PATH).create(&parameters, body))
+                body.and_then(|body| Request::new(PATH).create(&PostParams::default(), body))
             }
         };
         self.api.request::<Value>(&what, request).await?;
