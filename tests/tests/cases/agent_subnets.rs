@@ -515,6 +515,10 @@ fn parts_of_a_deleted_node_are_taken() -> Result<()> {
         outside.status.code() == Some(1) && outside.stderr.contains(&taken),
         "{outside:?}"
     );
+    eventually("the page of the agent names its document", LATE, || {
+        let (_, page) = one.page("/readyz")?;
+        Ok(page.contains("which is not in a part of this node"))
+    })?;
     // A node that is out of service is as gone as a deleted one.
     other.kill()?;
     let taint = json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service",
