@@ -264,8 +264,7 @@ impl Daemon {
                     None => Some(Trigger::Signal),
                 },
                 outcome = Scan::ended(&mut self.scans.current) => {
-                    self.scan_ended(outcome, triggers).await;
-                    None
+                    self.scan_ended(outcome, triggers).await
                 }
                 input = self.inputs.next() => self.take_in(input).await,
                 () = tokio::time::sleep_until(due.into()) => self.turn(),

@@ -109,15 +109,13 @@ impl Daemon {
         }
     }
 
-    /// Takes in what a scan saw, and starts the one that was wanted meanwhile.
+    /// Takes in what a scan saw, and returns why another was wanted meanwhile, if one was.
     pub(super) async fn scan_ended(
         &mut self,
         outcome: Result<HostSnapshot, String>,
         triggers: &Triggers,
-    ) {
-        let Some(scan) = self.scans.current.take() else {
-            return;
-        };
+    ) -> Option<Trigger> {
+        let scan = self.scans.current.take()?;
         let now = Instant::now();
         self.scans.last = now;
         *self.scans.counts.by_trigger.entry(scan.reason).or_default() += 1;
@@ -138,8 +136,10 @@ impl Daemon {
         self.watch_nodes(triggers);
         tracing::debug!(reason = word(&scan.reason), took = ?self.scans.counts.last, "scanned the host");
         self.publish();
-        if let Some(reason) = self.scans.wanted.take() {
-            self.want(reason);
+        match self.scans.wanted.take() {
+            // As far from this one as from any other: a slow move of a NIC makes events all the time.
+            Some(reason) => Some(self.gather(reason).await),
+            None => None,
         }
     }
 
