@@ -1,17 +1,20 @@
 //! `kubectl rdma`: the same commands for all nodes. The same program by another name, which kubectl
 //! finds as a plugin: `kubectl-rdma` in the PATH.
 //!
-//! It starts `rdmactl COMMAND --json` in the daemon's pod of each node, by `kubectl exec`, and puts the
-//! documents together as one table; a command that has none is shown node by node, as it prints. It
-//! needs no server of its own and no rights in the cluster but those of its user: to list the pods of
-//! the daemon's namespace, and `pods/exec` there. With the right to list nodes, it does not wait for one
-//! whose kubelet does not report.
+//! What nodes are and how they are, it reads from the API: `RdmaNode`s and pods. For the rest it starts
+//! `rdmactl COMMAND --json` in the daemon's pod of each node, by `kubectl exec`, and puts the documents
+//! together as one table; a command that has none is shown node by node, as it prints. It needs no server
+//! of its own and no rights in the cluster but those of its user. With the right to list nodes, it does not
+//! wait for one whose kubelet does not report.
 //!
-//! - [`ask`]: the pods, and their answers in parallel
+//! - [`nodes`], [`pods`]: what the API knows
+//! - [`ask`]: the daemon's pods, and their answers in parallel
 //! - [`tables`]: the answers as one table
 //! - [`report`]: what a report has of the cluster and its nodes
 
 pub(crate) mod ask;
+mod nodes;
+mod pods;
 mod report;
 mod tables;
 
@@ -33,15 +36,16 @@ use tables::View;
 /// The name under which kubectl finds this program.
 const NAME: &str = "kubectl-rdma";
 
-/// RDMA on all nodes: asks the daemon's pod of each.
+/// RDMA on all nodes.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-rdma",
     bin_name = "kubectl rdma",
     version,
     max_term_width = 100,
-    after_help = "It needs kubectl in the PATH, and the rights to list pods and to exec into them in the \
-    daemon's namespace. With the right to list nodes, it does not wait for one whose kubelet does not report. plan, validate, verify, report and completion run here.\n\
+    after_help = "It needs kubectl in the PATH. status, discover and topology need the rights of ClusterRole \
+    rdma-viewer, pods also that to list pods. The other commands ask the daemon's pods by exec in its namespace; \
+    with the right to list nodes, they do not wait for one whose kubelet does not report.\n\
     Exit status: 0 all nodes answered and none reports a problem, 1 not, 2 wrong usage."
 )]
 struct Cli {
@@ -155,6 +159,12 @@ impl Cli {
                 block_on(report::collect(&self.flags, &mut collection))??;
                 return collection.finish(&self.global);
             }
+            Command::Status(_) | Command::Discover(_) | Command::Topology(_) => {
+                let command = matches.subcommand_name().unwrap_or_default();
+                let views = nodes::views(command, self.global.is_wide());
+                return block_on(nodes::print(&views, &self.flags, &self.global))?;
+            }
+            Command::Pods(_) => return block_on(pods::print(&self.flags, &self.global))?,
             Command::Plan(plan) => {
                 let answers = [self.documents("discover")?, self.documents("topology")?];
                 return plan.run(&answers, &self.global, &self.flags);

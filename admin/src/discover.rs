@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 
 use pools::config;
 use pools::config::flags::{Defaults, NodeAddresses, config_file};
-use pools::history;
 use pools::host_snapshot::HostSnapshot;
-use pools::pool::{self, Pools};
+use pools::pool::Pools;
 use pools::snapshot::Snapshot;
 
 use crate::global::{Global, NODE};
+use crate::on_host::OnHost;
 use crate::output::{Ended, Exit, optional, table};
 use crate::verdict::words;
 
@@ -29,7 +29,7 @@ use crate::verdict::words;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Discover {
     /// Also the entries of the GID tables, with their indexes (-x of verbs programs)
-    #[arg(long)]
+    #[arg(long, help_heading = NODE)]
     gids: bool,
     /// Configuration file, for the pools [default: as for "run", where there is one]
     #[arg(long, help_heading = NODE, value_name = "FILE", env = "RDMA_CONFIG_FILE")]
@@ -42,9 +42,13 @@ pub(crate) struct Discover {
 
 impl Discover {
     pub(crate) fn run(&self, global: &Global) -> Ended {
-        let scanned = global.scan(&self.addresses.node_addresses)?;
-        let (candidates, unusable) = history::list(&scanned, &global.policy, &global.host());
-        let pools = self.pools(&candidates, &scanned)?;
+        let host = OnHost::scan(global, &self.addresses.node_addresses)?;
+        let pools = self.pools(&host)?;
+        let OnHost {
+            scanned,
+            hcas: candidates,
+            unusable,
+        } = host;
         let document = DiscoverDocument {
             addresses: HostAddress::list(&scanned),
             unusable,
@@ -71,17 +75,13 @@ impl Discover {
 
     /// The pools, if there is a configuration. One that is merely at its usual place and wrong
     /// does not keep the hardware from being shown.
-    fn pools(
-        &self,
-        candidates: &[hca::Hca],
-        scanned: &HostSnapshot,
-    ) -> anyhow::Result<Option<Pools>> {
+    fn pools(&self, host: &OnHost) -> anyhow::Result<Option<Pools>> {
         let named = self.config_file.is_some();
         let Ok(file) = config_file(self.config_file.clone()) else {
             return Ok(None);
         };
         match config::load(&file, &self.defaults) {
-            Ok(config) => Ok(Some(pool::assemble(&config, candidates, scanned, &[]))),
+            Ok(config) => Ok(Some(host.pools(&config))),
             Err(error) if named => Err(error),
             Err(_) => Ok(None),
         }
@@ -384,6 +384,8 @@ impl Hca {
 #[cfg(test)]
 mod tests {
     use hca_trees::{NetdevSpec, On, PciSpec, PortSpec, RdmaSpec, Tree};
+
+    use pools::history;
 
     use super::*;
 

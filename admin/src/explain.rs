@@ -9,12 +9,12 @@ use serde_json::json;
 use hca::Hca;
 use pools::config::flags::{Defaults, NodeAddresses, config_file};
 use pools::config::{self, PoolConfig};
-use pools::history;
-use pools::pool::{self, Pools};
+use pools::pool::Pools;
 use pools::snapshot::Health;
 
 use crate::global::{Global, NODE};
 use crate::node_guid;
+use crate::on_host::OnHost;
 use crate::output::{Ended, Exit};
 use crate::verdict::words;
 
@@ -36,18 +36,21 @@ impl Explain {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let path = config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults)?;
-        let scanned = global.scan(&self.addresses.node_addresses)?;
-        let (candidates, unusable) = history::list(&scanned, &global.policy, &global.host());
-        if let Some(one) = unusable.iter().find(|one| one.device.name == self.name) {
+        let host = OnHost::scan(global, &self.addresses.node_addresses)?;
+        if let Some(one) = host
+            .unusable
+            .iter()
+            .find(|one| one.device.name == self.name)
+        {
             anyhow::bail!("{} cannot be in any pool: {}", one.device.name, one.reason);
         }
-        let candidate = find(&candidates, &self.name).with_context(|| {
-            let known: Vec<String> = candidates.iter().map(title).collect();
+        let candidate = find(&host.hcas, &self.name).with_context(|| {
+            let known: Vec<String> = host.hcas.iter().map(title).collect();
             let (name, known) = (&self.name, words(&known, ", "));
             format!("no HCA of this host has the name {name:?}; there are: {known}")
         })?;
         let notes = notes(candidate);
-        let pools = pool::assemble(&config, &candidates, &scanned, &[]);
+        let pools = host.pools(&config);
         let verdicts = config
             .pools
             .iter()

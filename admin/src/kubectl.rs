@@ -17,6 +17,7 @@ use crate::output::{block_on, complain};
 
 /// Resources, as `kubectl get` names them.
 pub(crate) const NODES: &str = "nodes";
+pub(crate) const RDMA_NODES: &str = "rdmanodes.rdma-netdev.io";
 pub(crate) const SUBNETS: &str = "addresssubnets.rdma-netdev.io";
 pub(crate) const NETWORKS: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 

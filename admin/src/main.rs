@@ -19,6 +19,7 @@ mod holders;
 mod kubectl;
 mod node_guid;
 mod node_state;
+mod on_host;
 mod output;
 mod pages;
 mod pcie_link;
@@ -27,6 +28,7 @@ mod pods;
 mod preflight;
 mod reclaim;
 mod report;
+mod state_rows;
 mod status;
 mod topology;
 mod validate;
@@ -44,7 +46,7 @@ use output::{Ended, ended};
 #[derive(Debug, Parser)]
 #[command(name = "rdmactl", version, max_term_width = 100)]
 #[command(
-    after_help = "As kubectl rdma COMMAND it asks all nodes of the cluster.\n\
+    after_help = "As kubectl rdma COMMAND it is about all nodes of the cluster.\n\
     Exit status: 0 good, 1 failed or something was found, 2 wrong usage."
 )]
 struct Cli {

@@ -11,12 +11,13 @@ use clap::Args;
 use hca::topology::{Machine, gpu};
 use hca::{Host, UnitId};
 use ipam::lease::Lease;
+use jiff::Timestamp;
 use kubelet_api::client::{Devices, Held};
+use node_wire::rdma_node::{self, Inputs, ResourceState};
 use node_wire::status::{DaemonStatus, ForgetQuestion, PoolStatus, StatusQuestion};
 use pools::config::flags::KubeletRoot;
 use pools::gpus::Gpus;
 use pools::host_snapshot::SCAN;
-use serde::{Deserialize, Serialize};
 
 use crate::alignment::misaligned;
 use crate::global::{Global, NODE, within_limit};
@@ -121,21 +122,6 @@ pub(crate) struct NodeState {
     late: Vec<String>,
 }
 
-/// Units of a resource.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Units {
-    /// The resource.
-    pub resource: String,
-    /// Units that can be allocated or are.
-    pub healthy: Option<u64>,
-    /// Units that cannot.
-    pub unhealthy: Option<u64>,
-    /// Units that containers hold.
-    pub held: Option<u64>,
-    /// What the daemon has with the kubelet.
-    pub kubelet: String,
-}
-
 impl NodeState {
     /// What the sources say, without the hardware.
     pub(crate) fn new(
@@ -188,18 +174,33 @@ impl NodeState {
         faults
     }
 
-    /// Resources with their units, by the daemon, else by the kubelet, which names only the healthy
-    /// ones.
-    pub(crate) fn units(&self) -> Vec<Units> {
+    /// The state as the API shows it, with the kubelet's list of who holds what, which is newer. The
+    /// kubelet alone knows units alone.
+    pub(crate) fn shown(&self) -> rdma_node::NodeState {
+        let mut state = match &self.daemon {
+            Ok(daemon) => rdma_node::NodeState::of(Inputs {
+                daemon,
+                boot: "",
+                addresses: Vec::new(),
+                before: None,
+                now: Timestamp::now(),
+            }),
+            Err(_) => rdma_node::NodeState::default(),
+        };
+        // Since when, only who watches can say.
+        state.hcas.iter_mut().for_each(|hca| hca.since = None);
         match (&self.daemon, &self.kubelet) {
-            (Ok(daemon), devices) => {
-                let held = devices.as_ref().ok().map(|devices| devices.held.as_slice());
-                let pools = daemon.pools.iter();
-                pools.map(|pool| units_of(pool, held)).collect()
+            (Ok(_), Ok(devices)) => {
+                for resource in &mut state.resources {
+                    let held = devices.held.iter();
+                    let held = held.filter(|one| one.resource == resource.name);
+                    resource.allocated_units = held.map(|one| one.ids.len() as u64).sum();
+                }
             }
-            (Err(_), Ok(devices)) => units_by_kubelet(devices),
-            (Err(_), Err(_)) => Vec::new(),
+            (Err(_), Ok(devices)) => state.resources = units_by_kubelet(devices),
+            (_, Err(_)) => {}
         }
+        state.summarized()
     }
 
     /// Which container holds which units. The daemon asks the kubelet now and then only, so the
@@ -323,34 +324,6 @@ pub(crate) fn hardware(host: Host) -> anyhow::Result<hca::Result<(Machine, Gpus)
     })
 }
 
-/// A pool of the daemon's, with the kubelet's list of what is held, which is newer, where there is one.
-fn units_of(pool: &PoolStatus, held: Option<&[Held]>) -> Units {
-    let kubelet = match (pool.registered, pool.streaming) {
-        (true, true) => "listening".to_owned(),
-        (true, false) => "registered".to_owned(),
-        (false, _) => {
-            let error = pool.last_error.as_deref().unwrap_or("not yet");
-            format!("not registered: {error}")
-        }
-    };
-    let by_daemon = || {
-        let held = pool.held.as_ref()?.iter();
-        Some(held.map(|one| one.units.len()).sum())
-    };
-    let by_kubelet = |all: &[Held]| {
-        let of_pool = all.iter().filter(|one| one.resource == pool.resource);
-        of_pool.map(|one| one.ids.len()).sum()
-    };
-    let held: Option<usize> = held.map_or_else(by_daemon, |all| Some(by_kubelet(all)));
-    Units {
-        resource: pool.resource.clone(),
-        healthy: Some(pool.units.healthy),
-        unhealthy: Some(pool.units.unhealthy),
-        held: held.map(|held| held as u64),
-        kubelet,
-    }
-}
-
 fn held_by_daemon(pool: &PoolStatus) -> Vec<Held> {
     let held = pool.held.iter().flatten();
     held.map(|one| Held {
@@ -375,7 +348,7 @@ fn is_ours(id: &str) -> bool {
     id.parse::<UnitId>().is_ok()
 }
 
-fn units_by_kubelet(devices: &Devices) -> Vec<Units> {
+fn units_by_kubelet(devices: &Devices) -> Vec<ResourceState> {
     let mut counts: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     let count = |ids: &[String]| ids.iter().filter(|id| is_ours(id)).count() as u64;
     for (resource, ids) in &devices.allocatable {
@@ -385,12 +358,13 @@ fn units_by_kubelet(devices: &Devices) -> Vec<Units> {
         counts.entry(&held.resource).or_default().1 += count(&held.ids);
     }
     counts.retain(|_, counts| *counts != (0, 0));
-    let units = |(resource, (healthy, held)): (&str, (u64, u64))| Units {
-        resource: resource.to_owned(),
-        healthy: Some(healthy),
-        unhealthy: None,
-        held: Some(held),
-        kubelet: "-".to_owned(),
+    let units = |(resource, (units, allocated_units)): (&str, (u64, u64))| ResourceState {
+        name: resource.to_owned(),
+        registered: true,
+        units,
+        healthy_units: units,
+        allocated_units,
+        ..ResourceState::default()
     };
     counts.into_iter().map(units).collect()
 }
@@ -439,10 +413,10 @@ mod tests {
             }),
             ..unanswered()
         };
-        let units = status.units();
-        assert_eq!(units.len(), 1, "{units:?}");
-        assert_eq!(units[0].resource, "rdma/a");
-        assert_eq!((units[0].healthy, units[0].held), (Some(2), Some(1)));
+        let shown = status.shown().resources;
+        assert_eq!(shown.len(), 1, "{shown:?}");
+        assert_eq!(shown[0].name, "rdma/a");
+        assert_eq!((shown[0].healthy_units, shown[0].allocated_units), (2, 1));
         assert_eq!(status.held(), [held("rdma/a", &["pool_3e71787e_0"])]);
         assert!(status.faults().is_empty());
         assert!(status.notes()[0].starts_with("the daemon: connection refused"));
@@ -471,7 +445,10 @@ mod tests {
             daemon: Ok(daemon),
             ..unanswered()
         };
-        assert_eq!(status.units()[0].kubelet, "not registered: no such file");
+        assert_eq!(
+            status.shown().problems,
+            ["rdma/a: not registered with the kubelet: no such file"]
+        );
         assert_eq!(status.held()[0].pod, "q");
         assert!(
             status
@@ -503,8 +480,8 @@ mod tests {
             }),
             ..unanswered()
         };
-        let [units] = status.units().try_into().unwrap();
-        assert_eq!((units.healthy, units.held), (Some(2), Some(1)));
+        let [resource] = status.shown().resources.try_into().unwrap();
+        assert_eq!((resource.healthy_units, resource.allocated_units), (2, 1));
     }
 
     #[test]

@@ -100,6 +100,28 @@ pub(crate) fn table(header: &str, rows: impl IntoIterator<Item = Vec<String>>) -
     node::table::table(&titles, &rows)
 }
 
+/// What a command shows.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    /// Titles, separated by two spaces.
+    pub header: String,
+    pub rows: Vec<Vec<String>>,
+    /// Lines below the table.
+    pub notes: Vec<String>,
+}
+
+impl Shown {
+    pub(crate) fn text(&self) -> String {
+        let mut text = table(&self.header, self.rows.iter().cloned());
+        if !self.notes.is_empty() {
+            text += "\n";
+        }
+        let notes = self.notes.iter();
+        text.extend(notes.map(|note| printable(note) + "\n"));
+        text
+    }
+}
+
 /// A cell of what may be absent.
 pub(crate) fn optional(value: Option<impl ToString>) -> String {
     let text = value.map(|value| value.to_string());

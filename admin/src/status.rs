@@ -1,21 +1,21 @@
 //! `rdmactl status`: is RDMA on this node healthy?
 
-use std::collections::BTreeSet;
-
 use clap::Args;
 use cni_wire::text::printable;
 use ipam::leases::Pool;
 use ipam::plugin::Plugin;
 use ipam::pool_usage::Usage;
 use node::table::cell;
-use node_wire::status::{DaemonStatus, HcaStatus, PoolStatus};
-use serde::{Deserialize, Serialize};
+use node_wire::rdma_node;
+use node_wire::status::DaemonStatus;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::addresses::pools;
 use crate::global::Global;
-use crate::node_state::{Sources, Units};
+use crate::node_state::Sources;
 use crate::output::{Ended, Exit, complain, optional, table};
+use crate::state_rows::{HCAS, RESOURCES, hcas, resources};
 
 /// Shows resources, HCAs with the reason where one is unhealthy, addresses left, and what is wrong.
 #[derive(Debug, Args)]
@@ -29,12 +29,12 @@ pub(crate) struct Status {
 }
 
 /// What is printed.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 pub(crate) struct StatusDocument {
     /// The daemon's state; `None` if it did not answer.
     pub daemon: Option<DaemonStatus>,
-    /// Units of each resource.
-    pub units: Vec<Units>,
+    /// As the node's `RdmaNode` has it.
+    pub state: rdma_node::NodeState,
     /// Address ranges of the node's stores.
     pub addresses: Vec<RangeUse>,
     /// What is missing and what is worth knowing.
@@ -42,7 +42,7 @@ pub(crate) struct StatusDocument {
 }
 
 /// How full a range is. Counts beyond 64 bits are texts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RangeUse {
     /// The store, by its name in the policy.
@@ -70,7 +70,7 @@ impl Status {
         };
         let faults = state.faults();
         let document = StatusDocument {
-            units: state.units(),
+            state: state.shown(),
             daemon: state.daemon.ok(),
             addresses,
             notes,
@@ -133,62 +133,22 @@ fn text(document: &StatusDocument) -> String {
             optional(daemon.netns_mode.as_deref()),
         ));
     }
-    if !document.units.is_empty() {
-        let rows = document.units.iter().map(units_row);
-        blocks.push(table(UNITS_HEADER, rows));
-    }
-    let hcas = document.daemon.as_ref().map(hcas).unwrap_or_default();
-    if !hcas.is_empty() {
-        let header = "HCA  DEVICE  NETDEV  NUMA  RESOURCES  HEALTH";
-        blocks.push(table(header, hcas));
+    let state = &document.state;
+    for (header, rows) in [(RESOURCES, resources(state)), (HCAS, hcas(state))] {
+        if !rows.is_empty() {
+            blocks.push(table(header, rows));
+        }
     }
     if !document.addresses.is_empty() {
         let header = "RANGE  STORE  NETWORK NAME  USED  COOLING DOWN  FREE";
         let rows = document.addresses.iter().map(range_row);
         blocks.push(table(header, rows));
     }
-    let notes = document.notes.iter();
+    let problems = document.state.problems.iter();
+    let notes = problems.chain(&document.notes);
     blocks.push(notes.map(|note| format!("{}\n", printable(note))).collect());
     blocks.retain(|block| !block.is_empty());
     blocks.join("\n")
-}
-
-/// Columns of [`units_row`].
-pub(crate) const UNITS_HEADER: &str = "RESOURCE  HEALTHY  UNHEALTHY  HELD  KUBELET";
-
-/// One resource.
-pub(crate) fn units_row(units: &Units) -> Vec<String> {
-    let count = |count: Option<u64>| count.map_or_else(|| "?".to_owned(), |n| n.to_string());
-    vec![
-        cell(&units.resource),
-        count(units.healthy),
-        count(units.unhealthy),
-        count(units.held),
-        cell(&units.kubelet),
-    ]
-}
-
-/// One row for each HCA, with all resources that offer it; its health in one of them where they differ.
-fn hcas(daemon: &DaemonStatus) -> Vec<Vec<String>> {
-    let hcas = daemon.pools.iter().flat_map(|pool| &pool.hcas);
-    let mut seen = BTreeSet::new();
-    let row = |hca: &HcaStatus| {
-        let of_pool = |pool: &PoolStatus| pool.hcas.iter().find(|one| one.id == hca.id).cloned();
-        let offered = daemon.pools.iter().filter(|pool| of_pool(pool).is_some());
-        let resources: Vec<&str> = offered.map(|pool| pool.resource.as_str()).collect();
-        let mut entries = daemon.pools.iter().filter_map(of_pool);
-        let unhealthy = entries.find(|entry| !entry.healthy);
-        let reasons = unhealthy.map(|entry| entry.reasons.join("; "));
-        vec![
-            cell(&hca.id),
-            cell(&hca.rdma_devices.join(" ")),
-            cell(&hca.netdevs.join(" ")),
-            optional(hca.numa_node),
-            cell(&resources.join(" ")),
-            cell(reasons.as_deref().unwrap_or("healthy")),
-        ]
-    };
-    hcas.filter(|hca| seen.insert(&hca.id)).map(row).collect()
 }
 
 fn range_row(range: &RangeUse) -> Vec<String> {
@@ -206,40 +166,11 @@ fn range_row(range: &RangeUse) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn hca(id: &str, reason: Option<&str>) -> HcaStatus {
-        HcaStatus {
-            id: id.into(),
-            rdma_devices: vec!["mlx5_0".into()],
-            healthy: reason.is_none(),
-            reasons: reason.map(str::to_owned).into_iter().collect(),
-            ..HcaStatus::default()
-        }
-    }
-
-    #[test]
-    fn an_hca_of_two_resources_is_one_row_with_its_fault() {
-        let pool = |resource: &str, hcas| PoolStatus {
-            resource: resource.into(),
-            hcas,
-            ..PoolStatus::default()
-        };
-        let daemon = DaemonStatus {
-            pools: vec![
-                pool("rdma/a", vec![hca("0000:3b:00.0", None)]),
-                pool("rdma/b", vec![hca("0000:3b:00.0", Some("port 1 is down"))]),
-            ],
-            ..DaemonStatus::default()
-        };
-        let rows = hcas(&daemon);
-        assert_eq!(rows.len(), 1, "{rows:?}");
-        assert_eq!(rows[0][4..], ["rdma/a rdma/b", "port 1 is down"]);
-    }
-
     #[test]
     fn what_a_node_answers_steers_no_terminal() {
         let document = StatusDocument {
             daemon: None,
-            units: Vec::new(),
+            state: rdma_node::NodeState::default(),
             addresses: Vec::new(),
             notes: vec!["\u{1b}[2J".into()],
         };

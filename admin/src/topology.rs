@@ -15,7 +15,7 @@ use hca::{Host, PciAddress};
 use kubelet_api::client::Held;
 use pools::rails::by_policy;
 
-use crate::global::Global;
+use crate::global::{Global, NODE};
 use crate::holders::{self, Holders};
 use crate::node_state::{Sources, hardware};
 use crate::output::{Ended, Exit};
@@ -30,7 +30,7 @@ use view::View;
 )]
 pub(crate) struct Topology {
     /// Also the distance matrix, like that of "nvidia-smi topo -m"
-    #[arg(long)]
+    #[arg(long, help_heading = NODE)]
     matrix: bool,
     #[command(flatten)]
     sources: Sources,

@@ -10,13 +10,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use cni_wire::text::printable;
-use hca::{Hca, HcaId};
+use hca::HcaId;
 use node::policy::Policy;
 use pools::config::flags::{Defaults, NodeAddresses, config_file};
 use pools::config::{self, Config};
-use pools::history;
-use pools::host_snapshot::HostSnapshot;
-use pools::pool::{self, Pools};
+use pools::pool::Pools;
 use pools::snapshot::Snapshot;
 use serde_json::{Map, Value, json};
 
@@ -24,6 +22,7 @@ use crate::documents::{
     default_policy, definition, documents, is_definition, merge, name_of, objects, put,
 };
 use crate::global::{Global, NODE};
+use crate::on_host::OnHost;
 use crate::output::{Ended, Exit, complain, say, say_json, text_of};
 
 /// Checks pools, policies, networks and NetworkAttachmentDefinitions, also in ConfigMaps and Helm values.
@@ -82,11 +81,7 @@ struct Checked {
 impl Validate {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let host = match self.on_host {
-            true => {
-                let scanned = global.scan(&self.addresses.node_addresses)?;
-                let (hcas, _) = history::list(&scanned, &global.policy, &global.host());
-                Some((scanned, hcas))
-            }
+            true => Some(OnHost::scan(global, &self.addresses.node_addresses)?),
             false => None,
         };
         let mut documents = Vec::new();
@@ -100,10 +95,9 @@ impl Validate {
                 _ => None,
             });
             let policy = policy.map_or_else(|| global.policy(), Ok);
-            let pools = host.as_ref().and_then(|(scanned, hcas)| {
-                let config = self.pools(&parts_of_file)?;
-                Some(pool::assemble(&config, hcas, scanned, &[]))
-            });
+            let pools = host
+                .as_ref()
+                .and_then(|host| Some(host.pools(&self.pools(&parts_of_file)?)));
             for (place, part) in parts_of_file {
                 let known = (host.as_ref(), pools.as_ref());
                 let checked = self.check(&place, part, global, &policy, known)?;
@@ -144,7 +138,7 @@ impl Validate {
         part: Part,
         global: &Global,
         policy: &anyhow::Result<Policy>,
-        (host, pools): (Option<&(HostSnapshot, Vec<Hca>)>, Option<&Pools>),
+        (host, pools): (Option<&OnHost>, Option<&Pools>),
     ) -> anyhow::Result<Checked> {
         let (kind, mut checked) = match part {
             Part::Pools(text) => (
@@ -160,9 +154,7 @@ impl Validate {
                 let snapshots = pools.into_iter().flat_map(|pools| &pools.snapshots);
                 let members = snapshots.filter(is_asked).flat_map(|one| one.members());
                 let is_here = |netdev: &hca::Netdev| {
-                    host.is_some_and(|(scanned, _)| {
-                        scanned.inventory.netdev(&netdev.name).is_some()
-                    })
+                    host.is_some_and(|host| host.scanned.inventory.netdev(&netdev.name).is_some())
                 };
                 let several = members.map(|member| &member.hca);
                 let several =

@@ -37,9 +37,9 @@ use crate::directory::Directory;
 use crate::goal::Waiting;
 use crate::node_marks::Wanted;
 use crate::node_object::{Progress, Writer};
-use crate::node_state::OwnedAddresses;
 use crate::reserve::Reservation;
 use crate::space::{Context, Message, Space, SpaceStatus};
+use node_wire::rdma_node::OwnedAddresses;
 
 /// The longest time that an asker may wait.
 const MAX_WAIT: Duration = Duration::from_mins(1);

@@ -8,7 +8,7 @@ use node_wire::DaemonStatus;
 use node_wire::Pod;
 use serde_json::{Value, json};
 
-use crate::node_state::{HcaState, NodeState, named};
+use node_wire::rdma_node::{HcaState, NodeState, named};
 
 /// The same of one HCA is not told again sooner.
 const INTERVAL: Duration = Duration::from_mins(10);
@@ -178,7 +178,7 @@ mod tests {
     use node_wire::status::{HeldUnits, HostHca, PoolStatus};
 
     use super::*;
-    use crate::node_state::MissingState;
+    use node_wire::rdma_node::MissingState;
 
     fn state(hcas: &[(&str, Option<&str>)], missing: &[&str]) -> NodeState {
         let hca = |(id, reason): &(&str, Option<&str>)| HcaState {

@@ -7,8 +7,8 @@
 //! - [`reserve`]: what is reserved while a range moves from another program, decided on plain data;
 //! - [`whereabouts`]: that program's leases and pods, read from the API;
 //! - [`space`]: one space: its questions first, then its documents;
-//! - [`node_state`]: what an `RdmaNode` shows, decided on plain data; [`events`]: what happened between two
-//!   of them; [`node_marks`]: what the Node itself shows; [`node_object`] writes them;
+//! - [`node_object`]: writes the object [`RdmaNode`](node_wire::rdma_node); [`events`]: what happened between
+//!   two of them; [`node_marks`]: what the Node itself shows;
 //! - [`agent`]: the program: a thread for each space, the socket, the pages;
 //! - [`cli`]: the command line.
 //!
@@ -27,7 +27,6 @@ pub mod events;
 pub mod goal;
 pub mod node_marks;
 pub mod node_object;
-pub mod node_state;
 pub mod reserve;
 pub mod space;
 pub mod whereabouts;

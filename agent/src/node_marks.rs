@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use serde_json::{Value, json};
 
-use crate::node_state::NodeState;
+use node_wire::rdma_node::NodeState;
 
 pub const CONDITION: &str = "RdmaReady";
 pub const TAINT: &str = "rdma-netdev.io/missing";

@@ -17,7 +17,7 @@ use crate::api::{Api, ApiError};
 use crate::decide::ThisNode;
 use crate::events::{self, Happening, Told};
 use crate::node_marks::{self, Damped, Wanted};
-use crate::node_state::{Inputs, NodeState, OwnedAddresses};
+use node_wire::rdma_node::{Inputs, NodeState, OwnedAddresses};
 
 const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/rdmanodes";
 const NODES: &str = "/api/v1/nodes";

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Flags;
 use super::ask::{CONTAINER, Pod, chosen, silent_nodes};
 use crate::documents::{name_of, put, text_at};
-use crate::kubectl::{NETWORKS, SUBNETS};
+use crate::kubectl::{NETWORKS, RDMA_NODES, SUBNETS};
 use crate::output::chain;
 use crate::report::{Collection, Form, LOG_BYTES, ReportPart, keep, path, questions};
 
@@ -45,7 +45,7 @@ fn configuration(map: &Value) -> Option<Value> {
     is_ours.then(|| keep(map, "data.pools.json data.policy.json"))
 }
 
-fn subnet(object: &Value) -> Option<Value> {
+fn whole(object: &Value) -> Option<Value> {
     Some(keep(object, "spec status"))
 }
 
@@ -123,7 +123,8 @@ pub(super) async fn collect(flags: &Flags, to: &mut Collection) -> Result<()> {
         get("pods", &[&selector], ours),
         get("configmaps", &[], configuration),
         get(NETWORKS, &["--all-namespaces"], network),
-        get(SUBNETS, &[], subnet),
+        get(SUBNETS, &[], whole),
+        get(RDMA_NODES, &[], whole),
     ]);
     let objects = objects.await?;
     let mut lists = objects.iter();

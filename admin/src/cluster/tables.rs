@@ -2,12 +2,10 @@
 
 use cni_wire::text::printable;
 use node::table::cell;
-use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::ask::NodeAnswer;
-use crate::output::{optional, table};
-use crate::{discover, pods, status};
+use crate::output::table;
 
 /// The rows of a document, or why it has none that can be read.
 type Rows = Result<Vec<Vec<String>>, String>;
@@ -27,10 +25,6 @@ impl View {
     /// The table of a command; `None` if it has none.
     pub(super) fn of(command: &str) -> Option<Self> {
         let (header, rows): (_, fn(&Value) -> Rows) = match command {
-            "status" => (status::UNITS_HEADER, status),
-            "pods" => (pods::HEADER, pods),
-            "topology" => ("GPU  NEAREST NICS  POD", topology),
-            "discover" => ("DEVICE  NETDEV  HCA  NUMA  RESOURCES", discover),
             "preflight" => ("FAIL  WARN  PASS  CHECKS", preflight),
             "addresses" => ("ADDRESS  NETWORK NAME  POD  INTERFACE", addresses),
             _ => return None,
@@ -75,9 +69,7 @@ impl View {
         let mut text = table(&format!("NODE  {}", self.header), all);
         for answer in answers {
             let document = answer.json().unwrap_or_default();
-            // Of a topology the notes say how to read it, on each node the same.
             let notes = document.get("notes").into_iter().flat_map(list);
-            let notes = notes.filter(|_| document.get("distances").is_none());
             for note in notes.map(word) {
                 text += &format!("{}: {}\n", cell(&answer.node), printable(&note));
             }
@@ -121,63 +113,6 @@ fn addresses(document: &Value) -> Rows {
     Ok(leases.map(|one| fields(one, &names)).collect())
 }
 
-fn status(document: &Value) -> Rows {
-    let document = status::StatusDocument::deserialize(document);
-    let units = document.map_err(|error| error.to_string())?.units;
-    Ok(units.iter().map(status::units_row).collect())
-}
-
-fn pods(document: &Value) -> Rows {
-    let document = pods::PodsDocument::deserialize(document);
-    let pods = document.map_err(|error| error.to_string())?.pods;
-    Ok(pods.iter().map(pods::columns).collect())
-}
-
-fn topology(document: &Value) -> Rows {
-    let nics = needed(document, "nics")?;
-    let title = |nic: &Value| {
-        let names = ["rdmaDevices", "netdevs"].map(|key| list(&nic[key]).next());
-        word(names.into_iter().flatten().next().unwrap_or(&nic["hca"]))
-    };
-    let row = |(index, gpu): (usize, &Value)| {
-        let near = list(&gpu["nearestNics"]).filter_map(|nic| usize::try_from(nic.as_u64()?).ok());
-        let near: Vec<usize> = near.collect();
-        let class = near.first().and_then(|nic| {
-            let distance = document.pointer(&format!("/distances/gpuNic/{index}/{nic}"))?;
-            Some(word(&distance["class"]))
-        });
-        let names = near.iter().filter_map(|nic| Some(title(nics.get(*nic)?)));
-        let nearest: Vec<String> = class.into_iter().chain(names).collect();
-        vec![
-            format!("GPU{}", shown(&gpu["ordinal"])),
-            cell(&nearest.join(" ")),
-            shown(&gpu["pod"]),
-        ]
-    };
-    let gpus = needed(document, "gpus")?.iter();
-    Ok(gpus.enumerate().map(row).collect())
-}
-
-fn discover(document: &Value) -> Rows {
-    let document = discover::DiscoverDocument::deserialize(document);
-    let hcas = document.map_err(|error| error.to_string())?.hcas;
-    let row = |hca: &discover::Hca| {
-        let netdevs = match hca.in_another_netns {
-            true => "in a pod".to_owned(),
-            false => hca.netdevs.join(" "),
-        };
-        let resources = hca.resources.as_deref().unwrap_or_default();
-        vec![
-            cell(&hca.rdma_devices.join(" ")),
-            cell(&netdevs),
-            cell(&hca.id),
-            optional(hca.numa_node),
-            cell(&resources.join(" ")),
-        ]
-    };
-    Ok(hcas.iter().map(row).collect())
-}
-
 fn preflight(document: &Value) -> Rows {
     let complains = |check: &&Value| check["verdict"] == "fail" || check["verdict"] == "warn";
     let ids = needed(document, "checks")?.iter().filter(complains);
@@ -207,35 +142,8 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_rows_and_those_that_did_not_answer_are_named() {
-        let units = json!({"resource": "rdma/a", "healthy": 8, "unhealthy": 0, "held": 2, "kubelet": "listening"});
-        let answers = [
-            answer(
-                "n1",
-                Ok(json!({"units": [units], "addresses": [], "notes": ["pod x: far"]})),
-            ),
-            answer("n2", Err("container not found")),
-            answer("n3", Ok(json!({"units": [], "addresses": [], "notes": []}))),
-        ];
-        assert_eq!(
-            View::of("status").unwrap().text(&answers),
-            "NODE  RESOURCE  HEALTHY  UNHEALTHY  HELD  KUBELET\n\
-             n1    rdma/a    8        0          2     listening\n\
-             n3    -         -        -          -     -\n\
-             n1: pod x: far\n"
-        );
-    }
-
-    #[test]
     fn a_document_of_another_version_is_an_error_of_its_node() {
-        for command in [
-            "status",
-            "pods",
-            "topology",
-            "discover",
-            "preflight",
-            "addresses",
-        ] {
+        for command in ["preflight", "addresses"] {
             let view = View::of(command).unwrap();
             let mut answers = [answer("n1", Ok(json!({"version": 2, "rows": []})))];
             view.check(&mut answers);

@@ -1,15 +1,14 @@
 //! What a configuration of pools means, before the kubelet hears of it.
 
-use hca::Hca;
 use pools::config::flags::Defaults;
 use pools::config::{self, Config, PoolConfig, Sharing};
-use pools::host_snapshot::HostSnapshot;
-use pools::pool::{self, Excluded, Pools, Reason};
+use pools::pool::{Excluded, Pools, Reason};
 use pools::snapshot::{Member, Snapshot, UnhealthyReason};
 use pools::words::word;
 use serde_json::{Value, json};
 
 use super::Checked;
+use crate::on_host::OnHost;
 
 /// Checks the text of a configuration, and with a scan of a host and the HCAs of it what its pools have
 /// there: an HCA that two pools choose is then a mistake, unless both are shared.
@@ -17,7 +16,7 @@ pub(super) fn check(
     place: &str,
     text: &str,
     defaults: &Defaults,
-    host: Option<&(HostSnapshot, Vec<Hca>)>,
+    host: Option<&OnHost>,
 ) -> Checked {
     let config = match config::parse_with(text, defaults) {
         Ok(config) => config,
@@ -33,7 +32,7 @@ pub(super) fn check(
             };
         }
     };
-    let here = host.map(|(host, hcas)| pool::assemble(&config, hcas, host, &[]));
+    let here = host.map(|host| host.pools(&config));
     let here = here.as_ref();
     let contested = here.into_iter().flat_map(|here| &here.excluded);
     let contested = contested.filter(|one| matches!(one.reason, Reason::Claimed(_)));

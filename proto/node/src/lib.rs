@@ -8,6 +8,8 @@
 //! A server refuses an unknown version, question or field by name: an ignored field could be the one
 //! that narrows the question. A client ignores unknown fields, so version 1 can gain some.
 //!
+//! [`rdma_node`] is what the API shows of the daemon's answer.
+//!
 //! Only root may ask. The server checks its peer's user; the client checks that the socket, its
 //! directory and the listening process belong to root or to its own user. The crate knows no path.
 #![forbid(unsafe_code)]
@@ -17,6 +19,7 @@ pub mod agent;
 pub mod binding;
 pub mod client;
 pub mod document;
+pub mod rdma_node;
 pub mod status;
 
 pub use agent::{

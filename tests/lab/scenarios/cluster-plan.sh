@@ -141,6 +141,9 @@ if [ "$LAB_GUEST" = 1 ]; then
 	show kubectl get rdmanodes
 	contains "an event of the Node says which" '^HcaUnhealthy: HCA .* is unhealthy: ' "$(events_of node2)"
 	equal "nothing is wrong with node1" "2 2 2" "$(shown node1)"
+	ends 1 "kubectl rdma status says so" kubectl rdma status -o wide
+	show cat <<<"$checked"
+	contains "with the reason" '^node2: .* is DOWN' "$checked"
 	ends 1 "verify --all finds it" kubectl rdma verify --all --json
 	show cells
 	contains "the cell of node2 and this rail fails" '^node2 rdma1 fail ' "$(cells)"

@@ -64,16 +64,18 @@ if [ "$LAB_GUEST" = 1 ]; then
 
 	step "kubectl rdma: one view of all nodes"
 	ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
-	check "kubectl rdma status: both nodes answer and are in order" kubectl rdma status
-	show cat <<<"$checked"
+	held() { kubectl rdma status | grep -Eq "^$1 +rdma/hca_shared_devices_a +shared( +[0-9]+){3} +63 +1$"; }
 	for node in $nodes; do
-		contains "of $node: all slots healthy, one of them held" "^$node +rdma/hca_shared_devices_a +63 +0 +1 " "$checked"
+		check "kubectl rdma status: $node has all its slots, one of them held" wait_for 100 held $node
 	done
+	check "both nodes are in order" kubectl rdma status
+	show cat <<<"$checked"
+	for command in discover topology; do check "kubectl rdma $command" kubectl rdma $command; show cat <<<"$checked"; done
 	check "kubectl rdma pods" kubectl rdma pods
 	show cat <<<"$checked"
 	for pod in rdma-test-pod-1 rdma-test-pod-2; do
 		node=$(kubectl get pod $pod -o json | jq -r .spec.nodeName)
-		contains "of $pod: its node, interface and address" "^$node +default/$pod .* net1 +macvlan +$(address_of $pod)" "$checked"
+		contains "of $pod: its node, interface and address" "^$node +default/$pod +rdma/hca_shared_devices_a .* net1 +[^ ]+ +$(address_of $pod)" "$checked"
 	done
 	check "kubectl rdma addresses" kubectl rdma addresses
 	show cat <<<"$checked"

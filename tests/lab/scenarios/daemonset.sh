@@ -45,7 +45,7 @@ contains "both of them" 'rdma-test-pod-1(.|\n)*rdma-test-pod-2' "$(tr '\n' ' ' <
 
 check "status in the container" in_daemon rdmactl status
 contains "the units, and the range of the addresses" \
-	'63 .*listening.*192\.168\.111\.0/24' "$(tr '\n' ' ' <<<"$checked")"
+	' shared .* 63 .*192\.168\.111\.0/24' "$(tr '\n' ' ' <<<"$checked")"
 check "pods in the container knows everybody" in_daemon rdmactl pods
 contains "with their addresses" \
 	'rdma-test-pod-1 .*192\.168\.111\..*rdma-test-pod-2 .*192\.168\.111\.' "$(tr '\n' ' ' <<<"$checked")"

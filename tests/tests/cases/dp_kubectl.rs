@@ -20,21 +20,28 @@ pub(crate) const CASES: &[Case] = &[
     case!(what_kubectl_says_is_shown),
     case!(an_answer_that_was_cut_off_is_none),
     case!(what_a_node_answers_steers_no_terminal),
+    case!(what_the_api_knows_is_printed_and_no_node_is_asked),
+    case!(pods_are_shown_with_their_hcas_and_interfaces),
+    case!(without_rdma_nodes_the_message_says_what_to_do),
 ];
 
 /// Three nodes: one answers, one has no container, one never answers.
 const KUBECTL: &str = r#"#!/bin/sh
 [ "$1" = "--context=lab" ] && [ "$2" = "--namespace=rdma" ] || { echo "error: flags: $*" >&2; exit 1; }
 shift 2
+[ "$1" = "--request-timeout=30s" ] && shift
 here=$(dirname "$0")
 case "$*" in
 "get pods --output=json --selector=app.kubernetes.io/name=rdma-netdev") cat "$here/pods.json" ;;
 "get nodes --output=jsonpath="*) cat "$here/nodes" ;;
-"exec plugin-n1 --container rdma-device-plugin -- rdmactl status --json")
-	echo '{"version": 1, "notes": [], "addresses": [], "units": [{"resource": "rdma/a", "healthy": 7, "unhealthy": 1, "held": 2, "kubelet": "listening"}]}' ;;
+"get rdmanodes.rdma-netdev.io --output=json")
+	cat "$here/rdmanodes.json" || { echo "error: the server doesn't have a resource type \"rdmanodes\"" >&2; exit 1; } ;;
+"get pods --field-selector=status.phase!=Succeeded,status.phase!=Failed --namespace=rdma --output=json") cat "$here/users.json" ;;
+"exec plugin-n1 --container rdma-device-plugin -- rdmactl addresses --json")
+	echo '{"version": 1, "leases": [{"node": "n1", "address": "10.0.0.7", "networkName": null, "pod": {"namespace": "ml", "name": "w-0"}, "interface": "net1"}]}' ;;
 "exec plugin-n2 --container rdma-device-plugin -- "*) echo "error: unable to upgrade connection: container not found" >&2; exit 1 ;;
 "exec plugin-n3 --container rdma-device-plugin -- "*) exec sleep 60 ;;
-"exec plugin-cut --container rdma-device-plugin -- rdmactl status --json") echo '{"version": 1, "uni' ;;
+"exec plugin-cut --container rdma-device-plugin -- rdmactl addresses --json") echo '{"version": 1, "lea' ;;
 "exec plugin-evil --container rdma-device-plugin -- "*) printf 'rdmactl: \033[2J\n' >&2; exit 1 ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl preflight --only=L --json")
 	echo '{"version": 1, "summary": {"fail": 1, "warn": 0, "pass": 3}, "checks": [{"id": "L01", "verdict": "fail"}]}'
@@ -74,7 +81,7 @@ impl Cluster {
 fn all_nodes_are_one_table_and_a_silent_one_is_named() -> Result<()> {
     let cluster = Cluster::of(&["n3", "n1", "n2"])?;
     let started = Instant::now();
-    let output = cluster.rdma(&["status", "--timeout", "2"])?;
+    let output = cluster.rdma(&["addresses", "--timeout", "2"])?;
     ensure!(
         started.elapsed() < Duration::from_secs(20),
         "they are asked in parallel, and not for ever"
@@ -88,8 +95,8 @@ fn all_nodes_are_one_table_and_a_silent_one_is_named() -> Result<()> {
     assert_eq!(
         lines,
         [
-            "NODE RESOURCE HEALTHY UNHEALTHY HELD KUBELET",
-            "n1 rdma/a 7 1 2 listening",
+            "NODE ADDRESS NETWORK NAME POD INTERFACE",
+            "n1 10.0.0.7 - ml/w-0 net1",
         ],
         "{text}"
     );
@@ -100,12 +107,12 @@ fn all_nodes_are_one_table_and_a_silent_one_is_named() -> Result<()> {
     ] {
         ensure!(said.contains(expected), "{said}");
     }
-    let output = cluster.rdma(&["status", "--json", "--nodes", "n1"])?;
+    let output = cluster.rdma(&["addresses", "--json", "--nodes", "n1"])?;
     ensure!(output.status.success(), "{output:?}");
     let document: Value = serde_json::from_slice(&output.stdout)?;
     assert_eq!(document["version"], 1);
     assert_eq!(
-        document["nodes"][0]["document"]["units"][0]["held"], 2,
+        document["nodes"][0]["document"]["leases"][0]["address"], "10.0.0.7",
         "{document}"
     );
     Ok(())
@@ -115,14 +122,14 @@ fn a_node_whose_kubelet_is_silent_is_named_at_once() -> Result<()> {
     let cluster = Cluster::of(&["n1", "n3"])?;
     fs::write(cluster.0.path().join("nodes"), "n1 False\nn3 Unknown\n")?;
     let started = Instant::now();
-    let output = cluster.rdma(&["status"])?;
+    let output = cluster.rdma(&["addresses"])?;
     ensure!(
         started.elapsed() < Duration::from_secs(20),
         "it waits for n3"
     );
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = String::from_utf8(output.stdout)?;
-    ensure!(text.contains("n1    rdma/a"), "{text}");
+    ensure!(text.contains("n1    10.0.0.7"), "{text}");
     let said = String::from_utf8(output.stderr)?;
     ensure!(
         said.contains("n3: no answer of plugin-n3: the node is NotReady"),
@@ -151,8 +158,11 @@ fn a_node_that_is_not_fit_fails_the_whole() -> Result<()> {
 fn what_kubectl_says_is_shown() -> Result<()> {
     let cluster = Cluster::of(&[])?;
     for (arguments, expected) in [
-        (&["status"][..], "is the daemon installed there"),
-        (&["status", "--selector", "app=x"], "error: unknown command"),
+        (&["addresses"][..], "is the daemon installed there"),
+        (
+            &["addresses", "--selector", "app=x"],
+            "error: unknown command",
+        ),
         (&["status", "--kubeconfig", "/nonexistent"], "error: flags"),
     ] {
         let output = cluster.rdma(arguments)?;
@@ -179,7 +189,7 @@ fn what_kubectl_says_is_shown() -> Result<()> {
 }
 
 fn an_answer_that_was_cut_off_is_none() -> Result<()> {
-    let output = Cluster::of(&["cut"])?.rdma(&["status"])?;
+    let output = Cluster::of(&["cut"])?.rdma(&["addresses"])?;
     let said = String::from_utf8(output.stderr)?;
     assert_eq!(output.status.code(), Some(1), "{said}");
     ensure!(said.contains("cut: no answer of plugin-cut"), "{said}");
@@ -187,10 +197,167 @@ fn an_answer_that_was_cut_off_is_none() -> Result<()> {
 }
 
 fn what_a_node_answers_steers_no_terminal() -> Result<()> {
-    for arguments in [&["status"][..], &["reclaim", "--dry-run"]] {
+    for arguments in [&["addresses"][..], &["reclaim", "--dry-run"]] {
         let output = Cluster::of(&["evil"])?.rdma(arguments)?;
         let printed = [output.stdout, output.stderr].concat();
         ensure!(!printed.contains(&0x1b), "{arguments:?}: {printed:?}");
+    }
+    Ok(())
+}
+
+/// A node with two HCAs of an exclusive resource: a pod has one, the port of the other is down.
+fn rdma_node(name: &str, problems: &[&str]) -> Value {
+    let hca = |id: &str, state: &str, message: Option<&str>, pod: Option<&str>| {
+        let port = json!({"name": "mlx5_0:1", "netdev": "ens1", "linkLayer": "ether", "state": state, "rateMbps": 400_000});
+        json!({"id": id, "function": "pf", "rdmaDevices": ["mlx5_0"], "numaNode": 0, "rail": 3,
+            "gpus": [{"gpu": "0000:8f:00.0", "class": "PIX"}], "ports": [port], "resource": "rdma/nic",
+            "healthy": message.is_none(), "message": message, "pod": pod,
+            "serves": [{"gpu": "0000:8f:00.0", "class": "PIX"}]})
+    };
+    let resource = json!({"name": "rdma/nic", "mode": "late", "registered": true, "nics": 2, "expected": 3,
+        "healthy": 1, "units": 3, "healthyUnits": 2, "allocatedUnits": 1});
+    let hcas = [
+        hca("0000:3b:00.0", "UNKNOWN", None, Some("rdma/w-0")),
+        hca("0000:5e:00.0", "DOWN", Some("mlx5_0 port 1 is DOWN"), None),
+    ];
+    let missing = json!({"id": "0000:9d:00.0", "rdmaDevices": ["mlx5_2"], "since": "2026-01-01T09:12:00Z", "rail": 5});
+    json!({"metadata": {"name": name}, "status": {"resources": [resource], "hcas": hcas, "missing": [missing],
+        "problems": problems, "aKeyOfANewerAgent": 1}})
+}
+
+fn with_rdma_nodes() -> Result<Cluster> {
+    let cluster = Cluster::of(&[])?;
+    let nodes = [
+        rdma_node("n2", &[]),
+        rdma_node("n1", &["0000:5e:00.0 (rail 3): mlx5_0 port 1 is DOWN"]),
+    ];
+    let list = json!({"kind": "List", "items": nodes});
+    fs::write(cluster.0.path().join("rdmanodes.json"), list.to_string())?;
+    Ok(cluster)
+}
+
+/// The words of each line.
+fn lines(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.lines().map(words).collect()
+}
+
+fn what_the_api_knows_is_printed_and_no_node_is_asked() -> Result<()> {
+    let cluster = with_rdma_nodes()?;
+    let output = cluster.rdma(&["status"])?;
+    assert_eq!(
+        lines(&output),
+        [
+            "NODE RESOURCE MODE NICS EXPECTED HEALTHY UNITS ALLOCATED",
+            "n1 rdma/nic late 2 3 1 2 of 3 1",
+            "n2 rdma/nic late 2 3 1 2 of 3 1",
+            "",
+            "n1: 0000:5e:00.0 (rail 3): mlx5_0 port 1 is DOWN",
+        ]
+    );
+    assert_eq!(output.status.code(), Some(1), "a node has a problem");
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.contains("1 of 2 nodes report a problem"), "{said}");
+    let output = cluster.rdma(&["discover", "--nodes", "n2"])?;
+    assert_eq!(
+        lines(&output),
+        [
+            "NODE HCA DEVICE NETDEV NUMA RAIL LINK RATE STATE RESOURCE POD HEALTH",
+            "n2 0000:3b:00.0 mlx5_0 ens1 0 3 ether 400 Gb/s UNKNOWN rdma/nic rdma/w-0 healthy",
+            "n2 0000:5e:00.0 mlx5_0 ens1 0 3 ether - DOWN rdma/nic - mlx5_0 port 1 is DOWN",
+            "n2 0000:9d:00.0 mlx5_2 - - 5 - - - - - missing since 2026-01-01T09:12:00Z",
+        ]
+    );
+    assert_eq!(output.status.code(), Some(0));
+    let output = cluster.rdma(&["topology", "--nodes", "n2"])?;
+    assert_eq!(
+        lines(&output)[..2],
+        [
+            "NODE HCA DEVICE NUMA RAIL NEAREST GPUS POD",
+            "n2 0000:3b:00.0 mlx5_0 0 3 PIX 0000:8f:00.0 rdma/w-0",
+        ]
+    );
+    let wide = lines(&cluster.rdma(&["status", "-o", "wide"])?);
+    for part in ["n1 rdma/nic late", "n1 0000:3b:00.0 mlx5_0"] {
+        ensure!(wide.iter().any(|line| line.starts_with(part)), "{wide:?}");
+    }
+    let output = cluster.rdma(&["status", "--json"])?;
+    let document: Value = serde_json::from_slice(&output.stdout)?;
+    let first = &document["nodes"][0];
+    assert_eq!(
+        (&first["node"], &first["state"]["hcas"][1]["healthy"]),
+        (&json!("n1"), &json!(false))
+    );
+    for (arguments, code, expected) in [
+        (&["status", "--nodes", "n7"][..], 1, "no RdmaNode n7"),
+        (
+            &["discover", "--gids"],
+            2,
+            "--gids is for one node: run rdmactl there",
+        ),
+    ] {
+        let output = cluster.rdma(arguments)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        ensure!(said.contains(expected), "{said}");
+    }
+    fs::write(cluster.0.path().join("nodes"), "n1 True\nn2 Unknown\n")?;
+    let old = lines(&cluster.rdma(&["status"])?);
+    ensure!(
+        old.iter()
+            .any(|line| line.starts_with("n2: its kubelet does not report")),
+        "{old:?}"
+    );
+    Ok(())
+}
+
+fn pods_are_shown_with_their_hcas_and_interfaces() -> Result<()> {
+    let cluster = with_rdma_nodes()?;
+    let status = json!([
+        {"name": "cbr0", "interface": "eth0", "ips": ["10.9.0.1"], "default": true},
+        {"name": "rdma/rails", "interface": "net1", "ips": ["10.0.0.7"],
+         "device-info": {"type": "pci", "pci": {"pci-address": "0000:3b:00.0"}}},
+    ]);
+    let pod = json!({
+        "metadata": {"namespace": "rdma", "name": "w-0",
+            "annotations": {"k8s.v1.cni.cncf.io/network-status": status.to_string()}},
+        "spec": {"nodeName": "n2", "containers": [{"resources": {"limits": {"rdma/nic": "1"}}}]},
+    });
+    let other = json!({"metadata": {"namespace": "rdma", "name": "x"}, "spec": {"nodeName": "n2", "containers": []}});
+    let list = json!({"kind": "List", "items": [pod, other]});
+    fs::write(cluster.0.path().join("users.json"), list.to_string())?;
+    let output = cluster.rdma(&["pods"])?;
+    assert_eq!(
+        lines(&output),
+        [
+            "NODE POD RESOURCE HCA GPUS INTERFACE NETWORK ADDRESSES",
+            "n2 rdma/w-0 rdma/nic 0000:3b:00.0 PIX 0000:8f:00.0 net1 rdma/rails 10.0.0.7",
+        ],
+        "{output:?}"
+    );
+    Ok(())
+}
+
+fn without_rdma_nodes_the_message_says_what_to_do() -> Result<()> {
+    let cluster = Cluster::of(&["n1"])?;
+    let said = |output: Output| {
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let absent = said(cluster.rdma(&["status"])?);
+    for part in ["doesn't have a resource type", "run rdmactl on the node"] {
+        ensure!(absent.contains(part), "{absent}");
+    }
+    let list = json!({"kind": "List", "items": []});
+    fs::write(cluster.0.path().join("rdmanodes.json"), list.to_string())?;
+    let none = said(cluster.rdma(&["pods"])?);
+    for part in [
+        "no RdmaNode objects",
+        "rdmaNodes.enabled",
+        "run rdmactl on the node",
+    ] {
+        ensure!(none.contains(part), "{none}");
     }
     Ok(())
 }

@@ -38,6 +38,7 @@ case "$*" in
 "get pods $selector --output=json") cat "$here/pods.json" ;;
 "get configmaps --output=json") cat "$here/configmaps.json" ;;
 "get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") cat "$here/networks.json" ;;
+"get rdmanodes"*) echo '{"items": []}' ;;
 "get address"*) echo 'error: the server doesn'"'"'t have a resource type "addresssubnets"' >&2; exit 1 ;;
 "logs --tail=20000 --limit-bytes=10485760 --previous=false --container=rdma-device-plugin -- plugin-n1") cat "$here/log.txt" ;;
 "logs --tail=20000 --limit-bytes=10485760 --previous=true --container=rdma-device-plugin -- plugin-n1") echo "ended before" ;;
@@ -206,6 +207,7 @@ fn a_report_of_a_cluster_has_its_parts_and_no_secret() -> Result<()> {
     files(&top, "", &mut found)?;
     let expected = [
         "cluster/addresssubnets.json",
+        "cluster/rdmanodes.json",
         "cluster/configmaps.json",
         "cluster/daemonsets.json",
         "cluster/network-attachment-definitions.json",

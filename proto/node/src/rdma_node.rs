@@ -3,28 +3,35 @@
 //! something happened.
 
 use jiff::Timestamp;
-use node_wire::DaemonStatus;
-use node_wire::status::{HcaStatus, HostHca, PoolStatus};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use crate::DaemonStatus;
+use crate::status::{HcaStatus, HostHca, MissingHca, NearGpu, PoolStatus, ServedGpu};
 
 /// The status of an `RdmaNode`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeState {
-    /// Versions of the programs.
+    /// Version of the daemon.
     pub daemon_version: String,
+    /// Version of the agent that wrote it.
     pub agent_version: String,
     /// The kernel's boot ID.
     pub boot: String,
     /// `shared`, `exclusive`, or nothing where the kernel does not say it.
     pub netns_mode: String,
+    /// The columns of a table.
     pub summary: Summary,
     /// What a person should know, worst first.
     pub problems: Vec<String>,
+    /// In the order of the configuration.
     pub resources: Vec<ResourceState>,
+    /// All but virtual and scalable functions that no resource has.
     pub hcas: Vec<HcaState>,
+    /// Those that were here and are not.
     pub missing: Vec<MissingState>,
+    /// What the node owns in spaces.
     pub addresses: Vec<OwnedAddresses>,
 }
 
@@ -32,11 +39,17 @@ pub struct NodeState {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Summary {
+    /// Names of the resources.
     pub resource: String,
+    /// HCAs that are here.
     pub nics: String,
+    /// HCAs that must be here.
     pub expected: String,
+    /// HCAs that can be allocated or are.
     pub healthy: String,
+    /// Units that containers hold.
     pub allocated: String,
+    /// The worst problem, and how many more there are.
     pub problem: String,
 }
 
@@ -44,43 +57,61 @@ pub struct Summary {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ResourceState {
+    /// Such as `rdma/nic`.
     pub name: String,
     /// `shared`, `exclusive` or `late`; nothing before the daemon's first list.
     pub mode: String,
     /// Whether the kubelet has the list of units.
     pub registered: bool,
+    /// Those that are here.
     pub nics: usize,
+    /// Those that must be here.
     pub expected: usize,
+    /// Those that can be allocated or are.
     pub healthy: usize,
+    /// Units, by the list that the kubelet has.
     pub units: u64,
+    /// Units that can be allocated or are.
     pub healthy_units: u64,
+    /// Units that containers hold.
     pub allocated_units: u64,
 }
 
 /// An HCA.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HcaState {
+    /// What it is.
     #[serde(flatten)]
     pub hardware: HostHca,
-    /// The resource that it is of, and whether it can be allocated.
+    /// The resource that it is of; several with commas.
     pub resource: Option<String>,
+    /// Whether it can be allocated, or is.
     pub healthy: Option<bool>,
-    /// Why it cannot: a word, a text, and since when it is this word.
+    /// The word for why it cannot.
     pub reason: Option<String>,
+    /// The same as a text.
     pub message: Option<String>,
+    /// Since when it is this word, in RFC 3339.
     pub since: Option<String>,
     /// Namespace and name of the pod that has it for itself.
     pub pod: Option<String>,
+    /// The pod's GPUs that it was bound to serve.
+    pub serves: Vec<NearGpu>,
 }
 
 /// An HCA that was here and is not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MissingState {
+    /// As unit IDs name it.
     pub id: String,
+    /// Its RDMA devices when it was here.
     pub rdma_devices: Vec<String>,
+    /// In RFC 3339.
     pub since: String,
+    /// The resource that it was of.
     pub resource: Option<String>,
+    /// Its rail when it was here.
     pub rail: Option<u32>,
 }
 
@@ -88,20 +119,28 @@ pub struct MissingState {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OwnedAddresses {
+    /// The store, by its name in the policy.
     pub store: String,
+    /// The space's `network_name`; empty for the store's main one.
     pub network_name: String,
+    /// Parts of subnets.
     pub parts: u64,
+    /// Addresses in them.
     pub addresses: u64,
 }
 
 /// What is known at one moment.
 #[derive(Debug, Clone)]
 pub struct Inputs<'a> {
+    /// What the daemon says.
     pub daemon: &'a DaemonStatus,
+    /// The kernel's boot ID.
     pub boot: &'a str,
+    /// What the node owns.
     pub addresses: Vec<OwnedAddresses>,
     /// What was shown before.
     pub before: Option<&'a NodeState>,
+    /// The node's time.
     pub now: Timestamp,
 }
 
@@ -125,8 +164,11 @@ impl NodeState {
             addresses: inputs.addresses,
             ..Self::default()
         };
-        let problems = state.problems(daemon);
-        state.summarized(problems)
+        Self {
+            problems: state.problems(daemon),
+            ..state
+        }
+        .summarized()
     }
 
     /// Its JSON, without keys that have no value: the API takes `null` for a wrong one.
@@ -140,15 +182,18 @@ impl NodeState {
     /// The same while the daemon does not answer, as far as it was known.
     #[must_use]
     pub fn unanswered(self, why: &str) -> Self {
-        self.summarized(vec![format!("the daemon does not answer: {why}")])
+        let problems = vec![format!("the daemon does not answer: {why}")];
+        Self { problems, ..self }.summarized()
     }
 
-    fn summarized(self, problems: Vec<String>) -> Self {
+    /// With the columns of a table that fit the rest.
+    #[must_use]
+    pub fn summarized(self) -> Self {
         let each = |value: fn(&ResourceState) -> String| {
             let values: Vec<String> = self.resources.iter().map(value).collect();
             values.join(",")
         };
-        let problem = match problems.as_slice() {
+        let problem = match self.problems.as_slice() {
             [] => String::new(),
             [only] => only.clone(),
             [first, others @ ..] => format!("{first} (and {} more)", others.len()),
@@ -162,7 +207,6 @@ impl NodeState {
                 allocated: each(|one| one.allocated_units.to_string()),
                 problem,
             },
-            problems,
             ..self
         }
     }
@@ -185,9 +229,12 @@ impl NodeState {
             let known = nics + self.missing.iter().filter(of_it).count();
             (known < *expected).then(|| format!("{name}: {nics} of {expected} HCAs"))
         });
-        let unregistered = self.resources.iter().filter(|one| !one.registered);
-        let unregistered =
-            unregistered.map(|one| format!("{}: not registered with the kubelet", one.name));
+        let unregistered = daemon.pools.iter().filter(|pool| !is_registered(pool));
+        let unregistered = unregistered.map(|pool| {
+            let why = pool.last_error.iter().map(|why| format!(": {why}"));
+            let why: String = why.collect();
+            format!("{}: not registered with the kubelet{why}", pool.resource)
+        });
         let rejected = daemon.configuration.error.iter();
         missing
             .chain(unhealthy)
@@ -210,7 +257,8 @@ fn prune(value: &mut Value) {
 }
 
 /// An HCA, for people.
-pub(crate) fn named(id: &str, rail: Option<u32>) -> String {
+#[must_use]
+pub fn named(id: &str, rail: Option<u32>) -> String {
     rail.map_or_else(|| id.to_owned(), |rail| format!("{id} (rail {rail})"))
 }
 
@@ -225,13 +273,17 @@ impl std::fmt::Display for MissingState {
     }
 }
 
+fn is_registered(pool: &PoolStatus) -> bool {
+    pool.registered && pool.listed
+}
+
 impl ResourceState {
     fn of(pool: &PoolStatus) -> Self {
         let units = pool.held.iter().flatten();
         Self {
             name: pool.resource.clone(),
             mode: pool.mode.clone().unwrap_or_default(),
-            registered: pool.registered && pool.listed,
+            registered: is_registered(pool),
             nics: pool.present,
             expected: pool.expected,
             healthy: pool.hcas.iter().filter(|hca| hca.healthy).count(),
@@ -250,8 +302,14 @@ impl HcaState {
         };
         // Another pool can have it until its pods end.
         let mut pools: Vec<_> = daemon.pools.iter().filter_map(in_pool).collect();
-        pools.sort_by_key(|(_, one)| one.reason.as_deref() == Some("excluded"));
-        let (resource, status) = pools.into_iter().next().unzip();
+        let is_excluded = |one: &HcaStatus| one.reason.as_deref() == Some("excluded");
+        if pools.iter().any(|(_, one)| !is_excluded(one)) {
+            pools.retain(|(_, one)| !is_excluded(one));
+        }
+        let names: Vec<String> = pools.iter().map(|(name, _)| name.clone()).collect();
+        let resource = (!names.is_empty()).then(|| names.join(","));
+        pools.sort_by_key(|(_, one)| one.healthy);
+        let status = pools.into_iter().next().map(|(_, status)| status);
         let message = status.as_ref().map(|one| one.reasons.join("; "));
         let mut state = Self {
             hardware: hca.clone(),
@@ -261,6 +319,7 @@ impl HcaState {
             reason: status.and_then(|one| one.reason),
             since: None,
             pod: holder(&hca.id, daemon),
+            serves: serves(&hca.id, daemon),
         };
         let same = before.iter().find(|old| {
             old.hardware.id == hca.id
@@ -283,8 +342,20 @@ fn holder(hca: &str, daemon: &DaemonStatus) -> Option<String> {
     Some(format!("{}/{}", held.namespace, held.pod))
 }
 
+/// The GPUs that an HCA was bound to serve, while its pod lives.
+fn serves(hca: &str, daemon: &DaemonStatus) -> Vec<NearGpu> {
+    let mut bindings = daemon.bindings.iter();
+    let bound = bindings.find(|one| one.hca == hca && one.ended.is_none());
+    let gpus = bound.into_iter().flat_map(|one| &one.gpus);
+    let near = |gpu: &ServedGpu| NearGpu {
+        gpu: gpu.gpu.clone(),
+        class: gpu.class.clone(),
+    };
+    gpus.map(near).collect()
+}
+
 impl MissingState {
-    fn of(missing: &node_wire::status::MissingHca) -> Self {
+    fn of(missing: &MissingHca) -> Self {
         Self {
             id: missing.id.clone(),
             rdma_devices: missing.rdma_devices.clone(),
@@ -304,7 +375,7 @@ fn at(seconds: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use node_wire::status::{HeldUnits, MissingHca, UnitCounts};
+    use crate::status::{HeldUnits, UnitCounts};
 
     use super::*;
 
