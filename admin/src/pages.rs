@@ -74,6 +74,8 @@ mod tests {
         let of_clusters = [
             "kubectl rdma COMMAND",
             "kubectl rdma plan",
+            "kubectl rdma pods",
+            "kubectl rdma status",
             "kubectl rdma verify --all",
         ];
         let mut all = of_clusters.map(str::to_owned).to_vec();

@@ -49,8 +49,10 @@ pub enum Swap {
 pub struct Pace {
     /// Those with parts of this node.
     pub look: Duration,
-    /// Those in which other nodes ask, or soon will: perhaps a pod ended meanwhile.
-    pub urgent: Duration,
+    /// Those in which other nodes ask: perhaps a pod ended meanwhile.
+    pub asked: Duration,
+    /// Those without a free piece, in which other nodes soon will ask.
+    pub full: Duration,
     /// Whether somebody tells of changes, so that what was read last is good enough until then.
     pub is_told: bool,
     /// Those in which this node asks.
@@ -62,7 +64,8 @@ pub struct Pace {
 /// Nobody tells of a change in a directory.
 const OF_DIRECTORY: Pace = Pace {
     look: Duration::from_secs(8),
-    urgent: Duration::from_secs(2),
+    asked: Duration::from_millis(500),
+    full: Duration::from_secs(2),
     is_told: false,
     poll: Duration::from_millis(250),
     reads: usize::MAX,
@@ -70,7 +73,8 @@ const OF_DIRECTORY: Pace = Pace {
 /// The API tells of them; this is for what the watch missed.
 const OF_API: Pace = Pace {
     look: Duration::from_mins(10),
-    urgent: Duration::from_secs(2),
+    asked: Duration::from_millis(500),
+    full: Duration::from_secs(2),
     is_told: true,
     poll: Duration::from_secs(10),
     reads: 8,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ipam::leases::Use;
 use ipam::owned::{Owned, OwnedNetwork, OwnedPart};
-use ipam::range::{Range, bits};
+use ipam::range::{Range, Span, bits};
 use ipam::space::{hash, overlap};
 use ipam::subnet::{Change, Document, Handover, Holder, Over, Part, Want, Wanted, piece};
 use ipnetwork::IpNetwork;
@@ -99,8 +99,10 @@ pub struct Decision {
     pub changes: Vec<Change>,
     /// Whether something in the document is about this node.
     pub is_watched: bool,
-    /// Whether somebody asks this node for room, or no piece is free.
-    pub is_urgent: bool,
+    /// Whether somebody asks this node for room.
+    pub is_asked: bool,
+    /// Whether no piece is free, so that others will ask.
+    pub is_full: bool,
     /// Whether another node has to let go first: it is read again soon.
     pub is_unsettled: bool,
 }
@@ -139,12 +141,11 @@ pub fn decide(inputs: &Inputs<'_>, history: &mut History, ids: &mut Ids) -> Deci
     give_empty(inputs, history, &mut decision);
     hand_over(inputs, history, &mut decision, given);
     claim_leased(inputs, ids, &mut decision);
-    // Others will ask.
     let is_full = |range: &Range| {
         range.size_within(inputs.document.subnet) > 0
             && piece::free(inputs.document, 1, range).is_none()
     };
-    decision.is_urgent |= decision.is_watched && inputs.in_use.iter().any(is_full);
+    decision.is_full = decision.is_watched && inputs.in_use.iter().any(is_full);
     let wanted = |part: &Part| {
         part.wanted
             .iter()
@@ -314,63 +315,40 @@ fn hand_over(
     mut given: BTreeSet<String>,
 ) {
     let doubt = inputs.document.in_doubt();
-    let mut stale = Vec::new();
-    let mut handovers: BTreeMap<String, Vec<Handover>> = BTreeMap::new();
-    let mine = inputs.document.parts.iter();
-    let mine = mine.filter(|(_, part)| part.node == inputs.node.name && part.over.is_none());
-    for (whole, part) in mine {
-        let Some(id) = &part.id else { continue };
-        for want in &part.wanted {
-            let since = *history.wants.entry(want.id.clone()).or_insert(inputs.now);
-            if inputs.now.saturating_duration_since(since) >= WANT_LIMIT {
-                stale.push(want.id.clone());
-                continue;
-            }
-            decision.is_urgent = true;
-            let is_its = |(piece, own): (&IpNetwork, &OwnedPart)| {
-                (own.id == *id && piece::covers(*whole, *piece)).then_some(*piece)
-            };
-            let mut own: Vec<IpNetwork> = decision.parts.iter().filter_map(is_its).collect();
-            let template = own
-                .first()
-                .and_then(|piece| decision.parts.get(piece))
-                .cloned();
-            let Some(template) = template else { continue };
-            let pieces = pieces_for(want, &mut own, inputs.busy);
-            decision
-                .parts
-                .retain(|piece, part| is_its((piece, part)).is_none());
-            decision
-                .parts
-                .extend(own.into_iter().map(|piece| (piece, template.clone())));
-            if !pieces.is_empty() {
-                let want = want.clone();
-                let of_id = handovers.entry(id.clone()).or_default();
-                of_id.push(Handover { pieces, want });
-            }
+    let mine = inputs.document.parts.values();
+    let mine = mine.filter(|part| part.node == inputs.node.name && part.over.is_none());
+    let mine: Vec<&Part> = mine.collect();
+    let (mut stale, mut wants) = (Vec::new(), Vec::<&Want>::new());
+    for want in mine.iter().flat_map(|part| &part.wanted) {
+        let since = *history.wants.entry(want.id.clone()).or_insert(inputs.now);
+        if inputs.now.saturating_duration_since(since) >= WANT_LIMIT {
+            stale.push(want.id.clone());
+        } else if !wants.iter().any(|other| other.id == want.id) {
+            wants.push(want);
         }
+    }
+    decision.is_asked = !wants.is_empty();
+    let mut handovers: BTreeMap<String, Vec<Handover>> = BTreeMap::new();
+    for want in wants {
+        for (id, pieces) in pieces_for(want, &mut decision.parts, inputs.busy) {
+            let want = want.clone();
+            let of_id = handovers.entry(id).or_default();
+            of_id.push(Handover { pieces, want });
+        }
+    }
+    for id in mine.iter().filter_map(|part| part.id.as_ref()) {
         let kept = decision.parts.iter().filter(|(_, own)| own.id == *id);
         let kept: usize = kept.map(|(piece, _)| piece::size(*piece)).sum();
         let by = Holder {
             node: inputs.node.name.clone(),
             id: id.clone(),
         };
-        let has: usize = inputs
-            .document
-            .pieces_of(&by)
-            .into_iter()
-            .map(piece::size)
-            .sum();
+        let pieces = inputs.document.pieces_of(&by);
+        let has: usize = pieces.iter().map(|piece| piece::size(*piece)).sum();
         let was_owned = owned_of(inputs).any(|(_, own)| own.id == *id);
         // What overlaps is not leased from, and pods can have addresses of it.
-        let is_in_doubt = || {
-            inputs
-                .document
-                .pieces_of(&by)
-                .iter()
-                .any(|piece| doubt.contains(piece))
-        };
-        if was_owned && kept < has && !is_in_doubt() {
+        let is_in_doubt = pieces.iter().any(|piece| doubt.contains(piece));
+        if was_owned && kept < has && !is_in_doubt {
             given.insert(id.clone());
         }
     }
@@ -409,30 +387,49 @@ fn hand_over(
     }
 }
 
-/// The pieces for who asks, cut out of those that the node owns: as large ones as there are without an
-/// address in use, until it has what it asked for or half of what is free.
+/// The pieces for who asks, by the ID that the node has them by, cut out of what it owns: as large ones as
+/// there are without an address in use, until it has what it asked for or half of what is free.
 fn pieces_for(
     want: &Want,
-    own: &mut Vec<IpNetwork>,
+    own: &mut BTreeMap<IpNetwork, OwnedPart>,
     busy: &BTreeMap<IpAddr, Busy>,
-) -> Vec<IpNetwork> {
-    let size: usize = own.iter().map(|piece| piece::size(*piece)).sum();
-    let is_own = |address: &&IpAddr| own.iter().any(|piece| piece.contains(**address));
+) -> BTreeMap<String, Vec<IpNetwork>> {
+    let can_give =
+        |(piece, own): &(&IpNetwork, &OwnedPart)| own.network.is_none() && helps(want, **piece);
+    let size: usize = own
+        .iter()
+        .filter(can_give)
+        .map(|(piece, _)| piece::size(*piece))
+        .sum();
+    let is_own = |address: &&IpAddr| {
+        let mut own = own.iter().filter(can_give);
+        own.any(|(piece, _)| piece.contains(**address))
+    };
     let free = size.saturating_sub(busy.keys().filter(is_own).count());
-    let (mut pieces, mut given) = (Vec::new(), 0);
+    let (mut pieces, mut given) = (BTreeMap::<String, Vec<IpNetwork>>::new(), 0);
     loop {
         let missing = usize::from(want.size.max(1)).saturating_sub(given);
-        let found = own.iter().enumerate();
-        let found = found.filter_map(|(at, of)| Some((at, piece_for(want, *of, missing, busy)?)));
+        let found = own.iter().filter(can_give);
+        let found = found.filter_map(|(of, _)| Some((*of, piece_for(want, *of, missing, busy)?)));
         let largest = found.max_by_key(|(_, piece)| piece::size(*piece));
-        let Some((at, piece)) = largest.filter(|_| given == 0 || 2 * given < free) else {
+        let largest = largest.filter(|_| given == 0 || 2 * given < free);
+        let Some((of, piece)) = largest else {
             return pieces;
         };
-        let of = own.swap_remove(at);
-        own.extend(piece::cover(of, &|address| !piece.contains(address)));
+        let Some(part) = own.remove(&of) else {
+            return pieces;
+        };
+        let rest = piece::cover(of, &|address| !piece.contains(address));
+        own.extend(rest.into_iter().map(|rest| (rest, part.clone())));
         given += piece::size(piece);
-        pieces.push(piece);
+        pieces.entry(part.id).or_default().push(piece);
     }
+}
+
+/// Whether a piece has addresses that who asks can use.
+fn helps(want: &Want, piece: IpNetwork) -> bool {
+    let (first, last) = (bits(want.among.0), bits(want.among.1));
+    bits(piece.network()) <= last && first <= bits(piece.broadcast())
 }
 
 /// The largest piece of one that the node owns, without an address in use, that helps who asks.
@@ -442,12 +439,10 @@ fn piece_for(
     missing: usize,
     busy: &BTreeMap<IpAddr, Busy>,
 ) -> Option<IpNetwork> {
-    let (first, last) = (bits(want.among.0), bits(want.among.1));
     let most = piece::size(of).min(missing);
     let sizes = (0..=most.checked_ilog2()?).rev().map(|bits| 1 << bits);
     let fits = |piece: &IpNetwork| {
-        let helps = bits(piece.network()) <= last && first <= bits(piece.broadcast());
-        helps && !busy.keys().any(|address| piece.contains(*address))
+        helps(want, *piece) && !busy.keys().any(|address| piece.contains(*address))
     };
     sizes
         .filter_map(|size| piece::pieces(of, size).find(fits))
@@ -524,7 +519,8 @@ pub struct Candidate {
     pub subnet: IpNetwork,
     pub part: IpNetwork,
     pub node: String,
-    /// First and last usable address of the longest run in the part.
+    /// First and last address of the longest run of the range that reaches into the part. Its node may give
+    /// of all that it has there.
     pub among: (IpAddr, IpAddr),
 }
 
@@ -539,9 +535,13 @@ pub fn candidates(document: &Document, node: &str, range: &Range) -> Vec<Candida
             && part.node != node
     };
     let parts = document.parts.iter().filter(|(_, part)| can_give(part));
+    let whole = range.within(&[document.subnet]);
     let candidate = |(piece, part): (&IpNetwork, &Part)| {
-        let usable = range.within(&[*piece]);
-        let longest = usable.spans().iter().max_by_key(|span| span.size())?;
+        let is_in = |span: &&Span| {
+            span.first <= bits(piece.broadcast()) && bits(piece.network()) <= span.last
+        };
+        let runs = whole.spans().iter().filter(is_in);
+        let longest = runs.max_by_key(|span| span.size())?;
         Some(Candidate {
             subnet: document.subnet,
             part: *piece,
@@ -678,8 +678,11 @@ mod tests {
             ),
         ] {
             let before: Vec<IpNetwork> = own.iter().map(|text| text.parse().unwrap()).collect();
-            let (mut own, busy) = (before.clone(), busy_at(busy));
+            let part = |piece: &IpNetwork| (*piece, OwnedPart::default());
+            let (mut own, busy) = (before.iter().map(part).collect(), busy_at(busy));
             let pieces = pieces_for(&want(size, all), &mut own, &busy);
+            let pieces: Vec<IpNetwork> = pieces.into_values().flatten().collect();
+            let own: Vec<IpNetwork> = own.into_keys().collect();
             let of =
                 |pieces: &[IpNetwork]| pieces.iter().map(|one| piece::size(*one)).sum::<usize>();
             assert_eq!((of(&pieces), of(&own)), (given, left), "{size} {before:?}");
@@ -773,11 +776,69 @@ mod tests {
             decide(&inputs, &mut history, &mut ids)
         };
         let first = at(begun);
-        assert!(first.changes.is_empty() && first.is_urgent, "{first:?}");
+        assert!(first.changes.is_empty() && first.is_asked, "{first:?}");
         assert_eq!(first.parts.values().next().unwrap().boot, "b1");
         assert!(at(begun + WANT_LIMIT / 2).changes.is_empty());
         let ids = vec!["b-1".to_owned()];
         assert_eq!(at(begun + WANT_LIMIT).changes, [Change::Unwant { ids }]);
+    }
+
+    #[test]
+    fn a_node_gives_of_all_its_parts_whichever_was_asked() {
+        let node = ThisNode {
+            name: "a".into(),
+            boot: "b1".into(),
+        };
+        let holder = |id: String| Holder {
+            node: "a".into(),
+            id,
+        };
+        let (mut parts, mut owned) = (Vec::new(), Owned::default());
+        let pieces: Vec<String> = (1..=5).map(|n| format!("10.0.0.{n}/32")).collect();
+        for (n, piece) in pieces.iter().enumerate() {
+            let own = OwnedPart {
+                id: format!("a-{n}"),
+                ..OwnedPart::default()
+            };
+            parts.push((piece.as_str(), Part::of(&holder(own.id.clone()))));
+            owned.parts.insert(piece.parse().unwrap(), own);
+        }
+        // The one that is asked has no free address, and the last one is of no use.
+        parts[0].1.wanted.push(want(8, ("10.0.0.1", "10.0.0.4")));
+        let mut document = document(&parts);
+        let inputs = Inputs {
+            node: &node,
+            document: &document.clone(),
+            owned: &owned,
+            busy: &busy_at(&["10.0.0.1"]),
+            pending: &BTreeSet::new(),
+            in_use: &[],
+            now: Instant::now(),
+            time: "",
+            mode: Mode::Usual,
+        };
+        let mut ids = Ids {
+            claimant: "a".into(),
+            next: 7,
+        };
+        let decision = decide(&inputs, &mut History::default(), &mut ids);
+        for one in &decision.changes {
+            let changed = ipam::subnet::change(&document, one).unwrap();
+            document = changed.document.unwrap();
+        }
+        let of_b = document.pieces_of(&Holder {
+            node: "b".into(),
+            id: "b-1".into(),
+        });
+        assert_eq!(
+            of_b.len(),
+            2,
+            "half of what is free, rounded up: {document:?}"
+        );
+        assert_eq!(document.parts.len(), 5);
+        let kept: Vec<IpNetwork> = decision.parts.keys().copied().collect();
+        assert!(kept.iter().all(|piece| !of_b.contains(piece)), "{kept:?}");
+        assert_eq!(kept.len(), 3);
     }
 
     #[test]

@@ -384,17 +384,20 @@ impl Space {
                 }
             }
             let pace = self.pace();
-            let interval = match (decision.is_urgent, decision.is_unsettled) {
-                (true, _) => pace.urgent,
-                (false, true) => pace.look.min(UNSETTLED_INTERVAL),
-                (false, false) => pace.look,
-            };
+            let interval = [
+                (decision.is_asked, pace.asked),
+                (decision.is_full, pace.full),
+                (decision.is_unsettled, UNSETTLED_INTERVAL),
+            ]
+            .into_iter()
+            .filter_map(|(holds, interval)| holds.then_some(interval))
+            .fold(pace.look, Duration::min);
             match decision.is_watched {
                 true => self.watched.insert(subnet, now + interval),
                 false => self.watched.remove(&subnet),
             };
             if next == read.document {
-                if decision.is_urgent && self.pace().is_told {
+                if (decision.is_asked || decision.is_full) && pace.is_told {
                     self.asked.insert(subnet, read.clone());
                 }
                 return Ok(read);

@@ -422,6 +422,9 @@ impl Space {
             match self.swap(&read, next, vec![id])? {
                 Swapped::Won(_) => {
                     goal.lost = 0;
+                    // Its node gives of all that it has there.
+                    let of = |one: &Candidate| (one.node.clone(), one.subnet, one.among);
+                    asking.next.retain(|other| of(other) != of(&one));
                     asking.asked.push(one);
                 }
                 Swapped::Lost => {

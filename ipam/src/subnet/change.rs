@@ -26,7 +26,8 @@ pub enum Wanted {
     Network(Range),
 }
 
-/// Pieces that their owner gives to the node that asked, together at most as large as it asked.
+/// Pieces that their owner gives to the node that asked one of its parts, with those that it gave before
+/// together at most as large as it asked.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handover {
     pub pieces: Vec<IpNetwork>,
@@ -285,17 +286,23 @@ fn give(
         next.parts.insert(*piece, left.clone());
     }
     if let Some(Handover { pieces, want }) = to {
-        if document.by_id(&want.id).is_none() {
-            let size: usize = pieces.iter().map(|piece| piece::size(*piece)).sum();
-            let is_asked = wanted.contains(want) && pieces.iter().all(is_mine);
-            if !is_asked || size > want.size.into() {
+        let holder = Holder {
+            node: want.node.clone(),
+            id: want.id.clone(),
+        };
+        let has = document.pieces_of(&holder);
+        // It was asked by any part of its node; who has a piece of it already has asked.
+        let mut parts = document.parts.values();
+        let is_asked =
+            !has.is_empty() || parts.any(|part| part.node == by.node && part.wanted.contains(want));
+        let is_done = !has.is_empty() && !pieces.iter().any(is_mine);
+        let size = has.iter().chain(pieces).map(|piece| piece::size(*piece));
+        let size: usize = size.sum();
+        if !is_done {
+            if !is_asked || !pieces.iter().all(is_mine) || size > want.size.into() {
                 let part = handed.first().copied().unwrap_or(document.subnet);
                 return Err(Refused::Stale { part });
             }
-            let holder = Holder {
-                node: want.node.clone(),
-                id: want.id.clone(),
-            };
             let pieces = pieces.iter().map(|piece| (*piece, Part::of(&holder)));
             next.parts.extend(pieces);
         }

@@ -35,6 +35,7 @@ join_cluster $address
 component gpu-plugin-standin
 check "the node offers eight GPUs" wait_for 200 offers amd.com/gpu 8
 
+ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
 in_daemon() { own exec ds/rdma-netdev -c rdma-device-plugin -- rdmactl "$@"; }
 # A NIC gets another index when the pod's namespace has one of that number.
 state_without_indexes() { host_state | sed -E 's/^[0-9]+: //' | sort; }
@@ -121,6 +122,21 @@ check "the first is made" turn turn-1
 check "it becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/turn-1
 equal "its bindings have its cgroup, found by its UID" "kubepods/besteffort/pod$(kubectl get pod turn-1 -o json | jq -r .metadata.uid)" \
 	"$(jq -r '.cgroup // "none"' /run/rdma-netdev/bindings/* | sort -u)"
+check "the node's RdmaNode knows its NICs" wait_for 100 eval '[ "$(kubectl rdma pods | grep -c "default/turn-1 .* PIX ")" = 8 ]'
+show kubectl rdma pods
+# health WORD: how many of its slots have this health in the pod's status (KEP-4680).
+health() {
+	kubectl get pod turn-1 -o json | jq --arg word "$1" '[.status.containerStatuses[].allocatedResourcesStatus[]?
+		| select(.name == "rdma/nic").resources[] | select(.health == $word)] | length'
+}
+is_health() { [ "$(health "$1")" = "$2" ]; }
+check "the pod's status has the health of its slots" wait_for 300 is_health Healthy 8
+machine set_link nic3 off
+check "that of one whose port goes down changes" wait_for 300 is_health Unhealthy 1
+show kubectl rdma status
+machine set_link nic3 on
+check "and changes back" wait_for 300 is_health Healthy 8
+wait_for 20 settled eth3
 for next in 2 3 4; do
 	ended=$(container_of turn-$((next - 1)))
 	check "turn-$next waits for the HCAs" turn turn-$next
