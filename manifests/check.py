@@ -70,7 +70,7 @@ agent: {metricsPort: 9997}
 admission: {enabled: true, administratorNodes: [control-plane-1, control-plane-2]}
 rdmaNodes: {nodeCondition: true, taintMissing: true}
 whereabouts: {enabled: true, namespace: openshift-multus, ranges: [10.56.0.0/24, "fd00::/120"], schedule: "0 * * * *"}
-monitoring: {enabled: true, labels: {release: prometheus}, docsUrl: "https://docs.example/"}
+monitoring: {enabled: true, labels: {release: prometheus}, docsUrl: "https://docs.example/", dashboard: true}
 extraArgs: [--log-level=debug]
 extraEnv: [{name: RDMA_EXAMPLE, value: "1"}]
 extraVolumes: [{name: topology, hostPath: {path: /opt/topology}}]
