@@ -384,6 +384,31 @@ def two_releases():
         yield f"the selectors are {selectors}"
 
 
+def alerts(scratch):
+    """Each alert fires and stays silent as manifests/alerts.yaml says, by promtool."""
+    rules = next(d for d in chart(profile("monitoring"))[0] if d["kind"] == "PrometheusRule")["spec"]
+    rules_by_name = {rule["alert"]: rule for group in rules["groups"] for rule in group["rules"]}
+    cases = yaml.safe_load((MANIFESTS / "alerts.yaml").read_text())
+    yield from (f"manifests/alerts.yaml and the chart differ in {name}" for name in cases.keys() ^ rules_by_name.keys())
+
+    def test(name, series, fired):
+        values = [{"series": key, "values": value if isinstance(value, str) else f"{value}x120"} for key, value in series.items()]
+        expected = [{"alertname": name, "eval_time": "2h", "exp_alerts": fired}]
+        return {"name": name, "interval": "1m", "input_series": values, "alert_rule_test": expected}
+
+    tests = []
+    for name in cases.keys() & rules_by_name.keys():
+        case, rule = cases[name], rules_by_name[name]
+        annotations = {**rule["annotations"], "summary": case["summary"]}
+        fired = {"exp_labels": {**case["labels"], **rule["labels"]}, "exp_annotations": annotations}
+        tests += [test(name, case["fires"], [fired]), *(test(name, series, []) for series in case["silent"])]
+    (scratch / "rules.json").write_text(json.dumps(rules))
+    (scratch / "tests.json").write_text(json.dumps({"rule_files": ["rules.json"], "evaluation_interval": "1m", "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", scratch / "tests.json"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        yield from filter(str.strip, (done.stdout + done.stderr).splitlines())
+
+
 def documented(scratch):
     """Each helm command of README and docs renders, and each path that kubectl applies is there."""
     files = {"site.yaml": "image: {repository: registry.example/rdma-netdev}", "config.json": '{"configList": []}',
@@ -431,6 +456,10 @@ def main():
         wrong += wrong_in(kustomization.parent, *kustomize(command, kustomization.parent))
     with tempfile.TemporaryDirectory() as scratch:
         wrong += said("commands of README and docs", list(documented(Path(scratch))))
+        if shutil.which("promtool"):
+            wrong += said("alerts, by promtool", list(alerts(Path(scratch))))
+        else:
+            print("skipped  alerts, by promtool: it is not installed; Debian has it in the package prometheus")
         wrong += said("the kustomization that base shows", list(example_of_the_base(command, Path(scratch))))
         everything = Path(scratch) / "everything.yaml"
         everything.write_text(EVERYTHING)
