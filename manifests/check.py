@@ -53,6 +53,7 @@ REFUSED = {"cniplugins.install=false": "cniplugins", "updateStrategy.rollingUpda
            "policy.stores.default.blocks.ipv4=32": "blocks",
            "admission.enabled=true,whereabouts.enabled=true,whereabouts.ranges={10.0.0.0/24}": "administratorNodes",
            "rdmaNodes.nodeCondition=true": "need admission.enabled", "rdmaNodes.taintMissing=true": "need admission.enabled",
+           "rdmaNodes.nodeLabels=true": "need admission.enabled",
            "policy.stores.shared.type=file,policy.stores.shared.directory=/mnt": "set sharedStore", "image=null": "image", "policy=null": "policy"}
 # Each value that no profile sets.
 EVERYTHING = """
@@ -68,7 +69,7 @@ seLinuxType: container_runtime_t
 metricsPort: 9999
 agent: {metricsPort: 9997}
 admission: {enabled: true, administratorNodes: [control-plane-1, control-plane-2]}
-rdmaNodes: {nodeCondition: true, taintMissing: true}
+rdmaNodes: {nodeCondition: true, taintMissing: true, nodeLabels: true, nodeFeatures: false}
 whereabouts: {enabled: true, namespace: openshift-multus, ranges: [10.56.0.0/24, "fd00::/120"], schedule: "0 * * * *"}
 monitoring: {enabled: true, labels: {release: prometheus}, docsUrl: "https://docs.example/", dashboard: true}
 extraArgs: [--log-level=debug]
