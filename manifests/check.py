@@ -53,6 +53,7 @@ REFUSED = {"cniplugins.install=false": "cniplugins", "updateStrategy.rollingUpda
            "policy.stores.default.blocks.ipv4=32": "blocks",
            "admission.enabled=true,whereabouts.enabled=true,whereabouts.ranges={10.0.0.0/24}": "administratorNodes",
            "rdmaNodes.nodeCondition=true": "need admission.enabled", "rdmaNodes.taintMissing=true": "need admission.enabled",
+           "rdmaNodes.nodeLabels=true": "need admission.enabled",
            "policy.stores.shared.type=file,policy.stores.shared.directory=/mnt": "set sharedStore", "image=null": "image", "policy=null": "policy"}
 # Each value that no profile sets.
 EVERYTHING = """
@@ -68,9 +69,9 @@ seLinuxType: container_runtime_t
 metricsPort: 9999
 agent: {metricsPort: 9997}
 admission: {enabled: true, administratorNodes: [control-plane-1, control-plane-2]}
-rdmaNodes: {nodeCondition: true, taintMissing: true}
+rdmaNodes: {nodeCondition: true, taintMissing: true, nodeLabels: true, nodeFeatures: false}
 whereabouts: {enabled: true, namespace: openshift-multus, ranges: [10.56.0.0/24, "fd00::/120"], schedule: "0 * * * *"}
-monitoring: {enabled: true, labels: {release: prometheus}, docsUrl: "https://docs.example/"}
+monitoring: {enabled: true, labels: {release: prometheus}, docsUrl: "https://docs.example/", dashboard: true}
 extraArgs: [--log-level=debug]
 extraEnv: [{name: RDMA_EXAMPLE, value: "1"}]
 extraVolumes: [{name: topology, hostPath: {path: /opt/topology}}]
@@ -384,6 +385,31 @@ def two_releases():
         yield f"the selectors are {selectors}"
 
 
+def alerts(scratch):
+    """Each alert fires and stays silent as manifests/alerts.yaml says, by promtool."""
+    rules = next(d for d in chart(profile("monitoring"))[0] if d["kind"] == "PrometheusRule")["spec"]
+    rules_by_name = {rule["alert"]: rule for group in rules["groups"] for rule in group["rules"]}
+    cases = yaml.safe_load((MANIFESTS / "alerts.yaml").read_text())
+    yield from (f"manifests/alerts.yaml and the chart differ in {name}" for name in cases.keys() ^ rules_by_name.keys())
+
+    def test(name, series, fired):
+        values = [{"series": key, "values": value if isinstance(value, str) else f"{value}x120"} for key, value in series.items()]
+        expected = [{"alertname": name, "eval_time": "2h", "exp_alerts": fired}]
+        return {"name": name, "interval": "1m", "input_series": values, "alert_rule_test": expected}
+
+    tests = []
+    for name in cases.keys() & rules_by_name.keys():
+        case, rule = cases[name], rules_by_name[name]
+        annotations = {**rule["annotations"], "summary": case["summary"]}
+        fired = {"exp_labels": {**case["labels"], **rule["labels"]}, "exp_annotations": annotations}
+        tests += [test(name, case["fires"], [fired]), *(test(name, series, []) for series in case["silent"])]
+    (scratch / "rules.json").write_text(json.dumps(rules))
+    (scratch / "tests.json").write_text(json.dumps({"rule_files": ["rules.json"], "evaluation_interval": "1m", "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", scratch / "tests.json"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        yield from filter(str.strip, (done.stdout + done.stderr).splitlines())
+
+
 def documented(scratch):
     """Each helm command of README and docs renders, and each path that kubectl applies is there."""
     files = {"site.yaml": "image: {repository: registry.example/rdma-netdev}", "config.json": '{"configList": []}',
@@ -431,6 +457,10 @@ def main():
         wrong += wrong_in(kustomization.parent, *kustomize(command, kustomization.parent))
     with tempfile.TemporaryDirectory() as scratch:
         wrong += said("commands of README and docs", list(documented(Path(scratch))))
+        if shutil.which("promtool"):
+            wrong += said("alerts, by promtool", list(alerts(Path(scratch))))
+        else:
+            print("skipped  alerts, by promtool: it is not installed; Debian has it in the package prometheus")
         wrong += said("the kustomization that base shows", list(example_of_the_base(command, Path(scratch))))
         everything = Path(scratch) / "everything.yaml"
         everything.write_text(EVERYTHING)

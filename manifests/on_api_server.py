@@ -187,7 +187,7 @@ def policy():
     """What the agents of nodes may do, under the admission policy."""
     tokens = {}
     for node in ("n1", "n2", ADMINISTRATORS_NODE):
-        made("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+        made("POST", "/api/v1/nodes", {"metadata": {"name": node, "labels": {"site": "x"}}})
         tokens[node] = token(node)
     tokens["no node"] = made("POST", f"{ACCOUNT}/token", {"spec": {}})["status"]["token"]
     tokens["administrator"] = "admin"
@@ -307,7 +307,7 @@ def states(tokens):
 
 def marks(tokens):
     """What the agents of nodes may change of Nodes."""
-    only = "can change condition RdmaReady and taint rdma-netdev.io/missing only"
+    only = "can change condition RdmaReady, taint rdma-netdev.io/missing and its own labels only"
     at = {"lastTransitionTime": "2026-11-30T09:12:00Z", "lastHeartbeatTime": "2026-11-30T09:12:00Z", "reason": "x", "message": "x"}
     ready, disk = ({"type": kind, "status": "False", **at} for kind in ("RdmaReady", "DiskPressure"))
     missing, other = ({"key": key, "effect": "NoSchedule"} for key in ("rdma-netdev.io/missing", "other"))
@@ -319,7 +319,12 @@ def marks(tokens):
              ("the own taint", "n1", {"spec": {"taints": [*before, missing]}}, None),
              ("another taint", "n1", {"spec": {"taints": [*before, missing, other]}}, only),
              ("the own taint away", "n1", {"spec": {"taints": before}}, None),
-             ("a label", "n1", {"metadata": {"labels": {"x": "y"}}}, only),
+             ("the own labels", "n1", {"metadata": {"labels": {"rdma-netdev.io/nics": "8", "rdma-netdev.io/rate": "400"}}}, None),
+             ("other values of them", "n1", {"metadata": {"labels": {"rdma-netdev.io/nics": "7", "rdma-netdev.io/rate": None}}}, None),
+             ("another label", "n1", {"metadata": {"labels": {"rdma-netdev.io/nics": "7", "rdma-netdev.io/x": "y"}}}, only),
+             ("another label's value", "n1", {"metadata": {"labels": {"site": "y"}}}, only),
+             ("another label away", "n1", {"metadata": {"labels": {"site": None}}}, only),
+             ("labels of another Node", "n2", {"metadata": {"labels": {"rdma-netdev.io/nics": "8"}}}, "node n1 cannot change Node n2"),
              ("unschedulable", "n1", {"spec": {"unschedulable": True}}, only),
              ("another Node's taint", "n2", {"spec": {"taints": [missing]}}, "node n1 cannot change Node n2")]
     for what, path, body, reason in cases:
@@ -329,7 +334,7 @@ def marks(tokens):
 def wrong():
     """What is not as expected."""
     with api_server():
-        values = f"admission.administratorNodes={{{ADMINISTRATORS_NODE}}},rdmaNodes.nodeCondition=true,rdmaNodes.taintMissing=true"
+        values = f"admission.administratorNodes={{{ADMINISTRATORS_NODE}}},rdmaNodes.nodeCondition=true,rdmaNodes.taintMissing=true,rdmaNodes.nodeLabels=true"
         chart = objects(helm(profile("admission"), more=["--set", values]))
         for document_ in chart:
             if document_["kind"] in PATHS and document_["kind"] != "ValidatingAdmissionPolicyBinding":

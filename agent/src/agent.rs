@@ -69,6 +69,8 @@ pub struct Settings {
     pub node_socket: Option<PathBuf>,
     /// What is written to the Node beside it.
     pub marks: Wanted,
+    /// Of node-feature-discovery.
+    pub features_dir: PathBuf,
     /// Where ADDs ask.
     pub socket: PathBuf,
     /// Where probes and metrics are served.
@@ -168,6 +170,8 @@ pub async fn run(settings: Settings, stop: CancellationToken) -> anyhow::Result<
             socket,
             progress: progress.clone(),
             marks: settings.marks,
+            features_dir: settings.features_dir,
+            block: settings.policy.block.clone(),
             addresses: move || owner.addresses(),
         };
         tokio::spawn(writer.run());
@@ -641,6 +645,7 @@ mod tests {
             client: None,
             node_socket: None,
             marks: Wanted::default(),
+            features_dir: root.path().join("features"),
             socket: socket.clone(),
             listen: Vec::new(),
         };

@@ -55,6 +55,17 @@ struct Cli {
     /// With --rdma-node: taint the Node while an HCA is missing
     #[arg(long, requires = "rdma_node", env = "RDMA_AGENT_TAINT_MISSING")]
     taint_missing: bool,
+    /// With --rdma-node: set the Node's labels rdma-netdev.io/nics, rate and so on
+    #[arg(long, requires = "rdma_node", env = "RDMA_AGENT_NODE_LABELS")]
+    node_labels: bool,
+    /// With --rdma-node: where node-feature-discovery takes the same labels from, if it is there
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "RDMA_AGENT_FEATURES_DIR",
+        default_value = node::features::DIRECTORY
+    )]
+    features_dir: PathBuf,
     /// Socket of the daemon, which knows the state
     #[arg(
         long,
@@ -176,7 +187,9 @@ fn serve(cli: Cli) -> anyhow::Result<()> {
             marks: Wanted {
                 condition: cli.node_condition,
                 taint: cli.taint_missing,
+                labels: cli.node_labels,
             },
+            features_dir: cli.features_dir,
             listen: cli.metrics_addr,
         };
         agent::run(settings, stop).await

@@ -8,7 +8,7 @@
 //! - [`whereabouts`]: that program's leases and pods, read from the API;
 //! - [`space`]: one space: its questions first, then its documents;
 //! - [`node_object`]: writes the object [`RdmaNode`](node_wire::rdma_node); [`events`]: what happened between
-//!   two of them; [`node_marks`]: what the Node itself shows;
+//!   two of them; [`node_marks`] and [`node_labels`]: what the Node itself shows;
 //! - [`agent`]: the program: a thread for each space, the socket, the pages;
 //! - [`cli`]: the command line.
 //!
@@ -25,6 +25,7 @@ pub mod decide;
 pub mod directory;
 pub mod events;
 pub mod goal;
+pub mod node_labels;
 pub mod node_marks;
 pub mod node_object;
 pub mod reserve;

@@ -1,23 +1,25 @@
 //! What is put on the Node itself for schedulers and remediation: condition `RdmaReady`, and a taint while an
 //! HCA is missing. Both change only when what they say has lasted for a while: a port that flaps changes
-//! neither.
+//! neither. [`node_labels`] are beside them.
 
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Taint};
+use node_wire::rdma_node::NodeState;
 use serde_json::{Value, json};
 
-use node_wire::rdma_node::NodeState;
+use crate::node_labels::{self, Labels};
 
 pub const CONDITION: &str = "RdmaReady";
 pub const TAINT: &str = "rdma-netdev.io/missing";
 
 /// Which of them are written.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wanted {
     pub condition: bool,
     pub taint: bool,
+    pub labels: bool,
 }
 
 /// Something that is shown, and whether it is otherwise by now.
@@ -52,9 +54,9 @@ impl Damped {
     }
 }
 
-/// A Node's condition and taint as they are.
+/// A Node's condition, taint and labels as they are.
 #[must_use]
-pub fn read(node: &Node) -> (Damped, Damped) {
+pub fn read(node: &Node) -> (Damped, Damped, Labels) {
     let conditions = node
         .status
         .as_ref()
@@ -62,9 +64,11 @@ pub fn read(node: &Node) -> (Damped, Damped) {
     let mut conditions = conditions.into_iter().flatten();
     let condition = conditions.find(|one| one.type_ == CONDITION);
     let is_tainted = taints(node).iter().any(|taint| taint.key == TAINT);
+    let labels = node.metadata.labels.iter().flatten();
     (
         Damped::new(condition.map(|one| one.status == "True")),
         Damped::new(Some(is_tainted)),
+        node_labels::own(labels.map(|(name, value)| (&**name, &**value))),
     )
 }
 

@@ -16,6 +16,7 @@ use tokio::time::sleep;
 use crate::api::{Api, ApiError};
 use crate::decide::ThisNode;
 use crate::events::{self, Happening, Told};
+use crate::node_labels::{self, Labels};
 use crate::node_marks::{self, Damped, Wanted};
 use node_wire::rdma_node::{Inputs, NodeState, OwnedAddresses};
 
@@ -41,6 +42,8 @@ pub struct Progress {
     /// Why it is not as the daemon says.
     pub fault: Option<String>,
     pub writes: u64,
+    /// Why node-feature-discovery's file is not as it must be.
+    pub label_fault: Option<String>,
 }
 
 /// What the object is made from, and where it is.
@@ -52,6 +55,10 @@ pub struct Writer<F> {
     pub socket: PathBuf,
     pub progress: Arc<Mutex<Progress>>,
     pub marks: Wanted,
+    /// Of node-feature-discovery.
+    pub features_dir: PathBuf,
+    /// That of the policy.
+    pub block: Option<String>,
     pub addresses: F,
 }
 
@@ -153,6 +160,18 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                 tracing::warn!(fault, "cannot write RdmaNode; trying again");
             }
             progress.fault = fault;
+        });
+    }
+
+    /// The same of node-feature-discovery's file.
+    fn note_features(&self, written: std::io::Result<()>) {
+        let fault = written.err().map(|error| error.to_string());
+        self.note(|progress| {
+            if let Some(fault) = fault.as_ref().filter(|_| progress.label_fault != fault) {
+                let directory = self.features_dir.display();
+                tracing::warn!(fault, %directory, "cannot write labels for node-feature-discovery");
+            }
+            progress.label_fault = fault;
         });
     }
 
@@ -260,19 +279,17 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
         Ok(Some(before))
     }
 
-    /// Writes condition and taint of the Node, where they must change. Returns when they can change by
+    /// Writes condition, taint and labels of the Node, where they must change. Returns when they can change by
     /// themselves.
     async fn mark(
         &self,
-        marks: &mut Option<(Damped, Damped)>,
+        marks: &mut Option<(Damped, Damped, Labels)>,
         state: &NodeState,
         hold: Duration,
     ) -> Result<Option<Instant>, ApiError> {
-        if !self.marks.condition && !self.marks.taint {
-            return Ok(None);
-        }
-        let (condition, taint) = match marks {
+        let (condition, taint, shown) = match marks {
             Some(marks) => marks,
+            None if self.marks == Wanted::default() => marks.insert(Default::default()),
             None => marks.insert(node_marks::read(&self.node().await?)),
         };
         let (now, parameters) = (Instant::now(), PatchParams::default());
@@ -300,6 +317,17 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                 patch("write the Node's taint", request).await?;
                 *taint = Damped::new(Some(is_missing));
             }
+        }
+        let file = node_labels::read(&self.features_dir);
+        let before = if file.is_empty() { &*shown } else { &file };
+        let labels = node_labels::of(state, self.block.as_deref(), before);
+        let Some(labels) = labels else { return Ok(due) };
+        self.note_features(node_labels::write(&self.features_dir, &labels));
+        if self.marks.labels && *shown != labels {
+            let body = Patch::Merge(node_labels::patch(&labels));
+            let request = Request::new(NODES).patch(&self.node.name, &parameters, &body);
+            patch("write the Node's labels", request).await?;
+            *shown = labels;
         }
         Ok(due)
     }

@@ -19,6 +19,7 @@ use crate::kubelet::session::NO_STREAM;
 use crate::last_good::REJECTED;
 use crate::reader::Readers;
 use crate::reclaim;
+use crate::telemetry::measured::Holders;
 use hca::Late;
 use pools::binding::alignment;
 use pools::binding::record::{Binding, Bindings};
@@ -247,6 +248,24 @@ impl Report {
             let names = member.hca.rdma_names().into_iter();
             names.map(|name| (name.to_owned(), member.hca.id.clone()))
         });
+        devices.collect()
+    }
+
+    /// Namespace and name of the pod that has an RDMA device for itself, by device.
+    pub(crate) fn holders(&self) -> Holders {
+        let pools = self.pools.iter().filter(|pool| {
+            let snapshot = pool.snapshot.as_ref();
+            snapshot.is_some_and(|snapshot| !snapshot.pool().sharing.is_shared())
+        });
+        let held = pools.flat_map(|pool| self.pool(pool).held.unwrap_or_default());
+        let held: Vec<HeldUnits> = held.collect();
+        let holder = |hca: &HcaId| {
+            let hca = hca.to_string();
+            let holder = held.iter().find(|one| one.hcas.contains(&hca))?;
+            Some((holder.namespace.clone(), holder.pod.clone()))
+        };
+        let devices = self.exclusive_hcas().into_iter();
+        let devices = devices.filter_map(|(device, hca)| Some((device, holder(&hca)?)));
         devices.collect()
     }
 

@@ -21,6 +21,7 @@ use ipam::owned::{self, Owned};
 use ipam::plugin::Plugin;
 use nix::errno::Errno;
 use node::cni_program;
+use node::features;
 use node::file::is_leftover_name;
 use node::policy::{Policy, StoreKind};
 use node_wire::{PartsChange, PartsChanged, PartsQuestion, client};
@@ -61,6 +62,8 @@ pub(crate) struct Places {
     pub run: PathBuf,
     /// Directory of CDI files.
     pub cdi: PathBuf,
+    /// Directory of node-feature-discovery.
+    pub features: PathBuf,
 }
 
 impl Places {
@@ -233,6 +236,10 @@ pub(crate) fn remove(places: &Places, out: &mut impl Write) -> anyhow::Result<()
     let first: Vec<PathBuf> = programs
         .map(|name| places.cni_bin.join(name))
         .chain(entries(&places.cdi, is_cdi_file))
+        .chain([places.features.join(features::FILE)])
+        .chain(entries(&places.features, |name| {
+            is_leftover_name(name) && name.starts_with(&format!(".{}.", features::FILE))
+        }))
         .chain(STATE_ENTRIES.map(|name| state.join(name)))
         .chain(entries(&state, is_leftover_name))
         .collect();
@@ -348,6 +355,7 @@ mod tests {
                 "run/bindings",
                 "run/leases/b1",
                 "cdi",
+                "features",
             ] {
                 fs::create_dir_all(node.path(directory)).unwrap();
             }
@@ -363,6 +371,9 @@ mod tests {
                 ("cdi/rdma-device-plugin-slot_a-0.json", "{}".to_owned()),
                 ("cdi/nvidia.com-gpu.json", "{}".to_owned()),
                 ("run/rdma-netdev.calls", "x".to_owned()),
+                ("features/rdma-netdev", "x".to_owned()),
+                ("features/.rdma-netdev.0123456789abcdef.new", "x".to_owned()),
+                ("features/other", "x".to_owned()),
             ] {
                 fs::write(node.path(file), text).unwrap();
             }
@@ -383,6 +394,7 @@ mod tests {
                 cni_bin: self.path("bin"),
                 run: self.path("run"),
                 cdi: self.path("cdi"),
+                features: self.path("features"),
             }
         }
 
@@ -405,10 +417,17 @@ mod tests {
             "cdi/rdma-device-plugin-slot_a-0.json",
             "run/rdma-netdev.calls",
             "run/bindings",
+            "features/rdma-netdev",
+            "features/.rdma-netdev.0123456789abcdef.new",
         ] {
             assert!(!node.path(gone).exists(), "{gone}");
         }
-        for stays in ["bin/macvlan", "cdi/nvidia.com-gpu.json", "state/notes.txt"] {
+        for stays in [
+            "bin/macvlan",
+            "cdi/nvidia.com-gpu.json",
+            "state/notes.txt",
+            "features/other",
+        ] {
             assert!(node.path(stays).exists(), "{stays}");
         }
     }

@@ -5,6 +5,7 @@
 //! - [`identity`]: which machine this is, and which boot of it
 //! - [`netns`]: whether a pod's network namespace is still there
 //! - [`file`](mod@file): files that readers see whole, and that survive a loss of power
+//! - [`features`]: the file from which node-feature-discovery takes labels
 //! - [`cni_program`]: the programs that a container runtime executes, and their versions
 //! - [`calls`]: counters of the CNI programs' calls, which the daemon reads
 //! - [`log`]: the log of the CNI programs
@@ -20,6 +21,7 @@ pub mod calls;
 pub mod cni_program;
 pub mod document;
 pub mod duration;
+pub mod features;
 pub mod file;
 pub mod identity;
 pub mod log;

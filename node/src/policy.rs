@@ -65,6 +65,9 @@ pub struct Policy {
     pub allow: Allow,
     /// `rails`: which rail of the fabric each NIC is on.
     pub rails: Rails,
+    /// `block`: the part of the fabric that this node is in, a label for schedulers.
+    #[serde(deserialize_with = "read::label")]
+    pub block: Option<String>,
     /// `pkeys`: InfiniBand partitions by the names that networks have for them.
     #[serde(deserialize_with = "read::partition_names")]
     pub pkeys: BTreeMap<String, u16>,
@@ -332,6 +335,7 @@ impl Default for Policy {
             ipam: Ipam::default(),
             allow: Allow::default(),
             rails: Rails::default(),
+            block: None,
             pkeys: BTreeMap::new(),
             fabric_addresses: FabricAddresses::default(),
             log: Log::default(),

@@ -221,6 +221,12 @@ impl AgentNode {
         self.path("root")
     }
 
+    /// Directory of node-feature-discovery, which is not made.
+    #[must_use]
+    pub fn features(&self) -> PathBuf {
+        self.path("features.d")
+    }
+
     #[must_use]
     pub fn policy(&self) -> PathBuf {
         self.path("policy.json")
@@ -262,11 +268,16 @@ impl AgentNode {
             .arg(self.socket())
             .arg(format!("--metrics-addr={pages}"))
             .args(["--grace=1", "--log-level=debug"])
-            .args(
-                self.daemon
-                    .iter()
-                    .flat_map(|_| ["--rdma-node", "--node-condition", "--taint-missing"]),
-            )
+            .args(self.daemon.iter().flat_map(|_| {
+                [
+                    "--rdma-node",
+                    "--node-condition",
+                    "--taint-missing",
+                    "--node-labels",
+                ]
+            }))
+            .arg("--features-dir")
+            .arg(self.features())
             .args(
                 self.daemon
                     .iter()

@@ -37,6 +37,9 @@ pub(super) struct Uninstall {
         default_value = "/var/run/cdi"
     )]
     cdi_dir: PathBuf,
+    /// Where node-feature-discovery takes labels from
+    #[arg(long, value_name = "DIR", default_value = node::features::DIRECTORY)]
+    features_dir: PathBuf,
     /// Directory of the node's sockets
     #[arg(long, value_name = "DIR", default_value = RUN_DIR)]
     run_dir: PathBuf,
@@ -77,6 +80,7 @@ impl Uninstall {
                 .unwrap_or_else(|| self.host_root.join("opt/cni/bin")),
             run: self.run_dir.clone(),
             cdi: self.cdi_dir.clone(),
+            features: self.features_dir.clone(),
         };
         let ended = match self.wait || self.stay {
             true => Some(end_signal()?),

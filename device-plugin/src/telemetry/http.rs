@@ -12,7 +12,7 @@ use node_server::metrics::text;
 use serde_json::json;
 use tokio::sync::watch;
 
-use super::measured::Measurements;
+use super::measured::{Holders, Measurements};
 use super::metrics;
 use crate::report::Report;
 
@@ -51,7 +51,11 @@ impl Pages for ReportPages {
             "/readyz" => ready(&report, in_full),
             "/metrics" => {
                 let mut families = metrics::families(&report, in_full);
-                families.extend(self.measured.families());
+                let holders = match in_full {
+                    true => report.holders(),
+                    false => Holders::new(),
+                };
+                families.extend(self.measured.families(&holders));
                 Page::metrics(text("rdma_device_plugin", families))
             }
             _ if in_full => Page {

@@ -1,5 +1,6 @@
 //! Metrics of what takes time to read: counters of ports and of CNI calls, and how full address pools are.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use node::policy::StoreKind;
 use node_server::metrics::{Family, Histogram, Labels, Sample, counter, gauge, histogram, number};
 use tokio_util::sync::CancellationToken;
 
+use super::metrics::pod_labels;
 use crate::node_paths::NodePaths;
 use crate::reader::{Reader, Readers};
 
@@ -45,6 +47,38 @@ const CONGESTION: [&str; 3] = [
     "hw_counters/rp_cnp_handled",
 ];
 
+/// Of each direction, a label's value, the file of the kernel's counter with what one of its units is in those of
+/// the metric, and that of drivers that have none of the kernel's.
+type Traffic = [(&'static str, (&'static str, f64), &'static str); 2];
+const BYTES: Traffic = [
+    (
+        "received",
+        ("counters/port_rcv_data", WORD_BYTES),
+        "hw_counters/rx_bytes",
+    ),
+    (
+        "transmitted",
+        ("counters/port_xmit_data", WORD_BYTES),
+        "hw_counters/tx_bytes",
+    ),
+];
+const PACKETS: Traffic = [
+    (
+        "received",
+        ("counters/port_rcv_packets", 1.0),
+        "hw_counters/rx_pkts",
+    ),
+    (
+        "transmitted",
+        ("counters/port_xmit_packets", 1.0),
+        "hw_counters/tx_pkts",
+    ),
+];
+const WORD_BYTES: f64 = 4.0;
+const DIRECTION: &str = "direction";
+/// RDMA devices with the pod that has each for itself: namespace and name.
+pub(crate) type Holders = BTreeMap<String, (String, String)>;
+
 type Read = fn(&NodePaths) -> Vec<Family>;
 
 /// What is read: the name of the thread, what it is for people, and how.
@@ -63,10 +97,11 @@ impl Measurements {
         Self(SOURCES.map(|(thread, what, _)| readers.reader(thread, what, READ_TIMEOUT)))
     }
 
-    /// What was read last; nothing before the first time.
-    pub(super) fn families(&self) -> Vec<Family> {
+    /// What was read last; nothing before the first time. `holders` has the pods that are named, by RDMA device.
+    pub(super) fn families(&self, holders: &Holders) -> Vec<Family> {
         let read = self.0.iter().filter_map(Reader::last);
-        read.flat_map(|last| last.value).collect()
+        let families = read.flat_map(|last| last.value);
+        families.map(|family| attributed(family, holders)).collect()
     }
 
     /// Reads every now and then until `stop`. What has not ended is not started again.
@@ -89,27 +124,55 @@ impl Measurements {
     }
 }
 
+/// Traffic with the pod that has its device for itself. Errors stay one series while pods come and go: alerts
+/// ask how they grow.
+fn attributed(family: Family, holders: &Holders) -> Family {
+    family.with_labels(|labels| {
+        let value = |name| labels.iter().find(|(label, _)| *label == name);
+        let device = value(DIRECTION).and(value("rdma_device"));
+        let pod = device.and_then(|(_, device)| holders.get(device));
+        pod.cloned().map(pod_labels).into_iter().flatten().collect()
+    })
+}
+
 /// The driver may ask the firmware for each counter: reading takes milliseconds.
 fn ports(paths: &NodePaths) -> Vec<Family> {
     let host = &paths.host;
     let inventory = hca::inventory(host).inspect_err(|error| {
         tracing::debug!(%error, "counters of ports are not read");
     });
-    let read = |counters: &[&'static str]| -> Vec<Sample> {
-        let devices = inventory.iter().flat_map(hca::Inventory::rdma_devices);
-        let ports = devices.flat_map(|one| one.ports.iter().map(move |port| (&one.name, port)));
-        let samples = ports.flat_map(|(device, port)| {
-            counters.iter().filter_map(|path| {
-                let labels = vec![
-                    ("rdma_device", device.clone()),
-                    ("port", port.number.to_string()),
-                    ("counter", path.rsplit('/').next()?.to_owned()),
-                ];
-                Some((
-                    labels,
-                    number(port_counter(host, device, port.number, path)?),
-                ))
+    let devices = inventory.iter().flat_map(hca::Inventory::rdma_devices);
+    let ports: Vec<(&str, u32)> = devices
+        .flat_map(|one| one.ports.iter().map(|port| (&*one.name, port.number)))
+        .collect();
+    let sample = |(device, port): (&str, u32), label, value: &str, count| {
+        let labels = vec![
+            ("rdma_device", device.to_owned()),
+            ("port", port.to_string()),
+            (label, value.to_owned()),
+        ];
+        (labels, count)
+    };
+    let counted = |counters: &[&'static str]| -> Vec<Sample> {
+        let samples = ports.iter().flat_map(|&port| {
+            counters.iter().filter_map(move |path| {
+                let counter = path.rsplit('/').next()?;
+                let count = number(port_counter(host, port, path)?);
+                Some(sample(port, "counter", counter, count))
             })
+        });
+        samples.collect()
+    };
+    let traffic = |of: &Traffic| -> Vec<Sample> {
+        let samples = ports.iter().flat_map(|&port| {
+            of.iter()
+                .filter_map(move |(direction, (path, unit), other)| {
+                    let count = |path| port_counter(host, port, path).map(number);
+                    let count = count(path)
+                        .map(|count| count * unit)
+                        .or_else(|| count(other))?;
+                    Some(sample(port, DIRECTION, direction, count))
+                })
         });
         samples.collect()
     };
@@ -117,17 +180,27 @@ fn ports(paths: &NodePaths) -> Vec<Family> {
         counter(
             "port_errors",
             "Errors and retries of a port, by the kernel's counters",
-            read(&ERRORS),
+            counted(&ERRORS),
         ),
         counter(
             "port_congestion",
             "Drops and notifications of congestion of a port, by the kernel's counters",
-            read(&CONGESTION),
+            counted(&CONGESTION),
+        ),
+        counter(
+            "port_bytes",
+            "Bytes of a port; with the pod that has it for itself where pod names are served",
+            traffic(&BYTES),
+        ),
+        counter(
+            "port_packets",
+            "Packets of a port; with the pod that has it for itself where pod names are served",
+            traffic(&PACKETS),
         ),
     ]
 }
 
-fn port_counter(host: &Host, device: &str, port: u32, path: &str) -> Option<u64> {
+fn port_counter(host: &Host, (device, port): (&str, u32), path: &str) -> Option<u64> {
     let directory = host.sys.join("class/infiniband").join(device);
     let file = directory.join(format!("ports/{port}/{path}"));
     fs::read_to_string(file).ok()?.trim().parse().ok()
@@ -284,6 +357,10 @@ mod tests {
         tree.file(format!("{port}/counters/link_downed"), 3);
         tree.file(format!("{port}/hw_counters/np_cnp_sent"), 7);
         tree.file(format!("{port}/hw_counters/packet_seq_err"), "none");
+        tree.file(format!("{port}/counters/port_rcv_data"), 25);
+        tree.file(format!("{port}/counters/port_xmit_packets"), 7);
+        let other = "/sys/class/infiniband/mlx5_0/ports/1";
+        tree.file(format!("{other}/hw_counters/tx_bytes"), 9);
         let mut paths = NodePaths::all_in(directory.path());
         paths.host = tree.host();
         let served = text("x", ports(&paths));
@@ -291,10 +368,38 @@ mod tests {
         for line in [
             format!(r#"x_port_errors_total{{{labels},counter="link_downed"}} 3.0"#),
             format!(r#"x_port_congestion_total{{{labels},counter="np_cnp_sent"}} 7.0"#),
+            format!(r#"x_port_bytes_total{{{labels},direction="received"}} 100.0"#),
+            format!(r#"x_port_packets_total{{{labels},direction="transmitted"}} 7.0"#),
+            r#"x_port_bytes_total{rdma_device="mlx5_0",port="1",direction="transmitted"} 9.0"#
+                .into(),
         ] {
             assert!(served.contains(&line), "no {line}\n{served}");
         }
         assert!(!served.contains("packet_seq_err"), "{served}");
+    }
+
+    #[test]
+    fn traffic_has_the_pod_that_holds_the_device_and_errors_have_none() {
+        let samples = |label| {
+            let labels = |device: &str| vec![("rdma_device", device.into()), (label, "x".into())];
+            vec![(labels("mlx5_0"), 1.0), (labels("mlx5_1"), 2.0)]
+        };
+        let pod = ("ml".to_owned(), "train-0".to_owned());
+        let holders = Holders::from([("mlx5_0".to_owned(), pod)]);
+        let served = |label| {
+            text(
+                "x",
+                vec![attributed(counter("n", "n", samples(label)), &holders)],
+            )
+        };
+        let traffic = served(DIRECTION);
+        for line in [
+            r#"x_n_total{rdma_device="mlx5_0",direction="x",pod_namespace="ml",pod_name="train-0"} 1.0"#,
+            r#"x_n_total{rdma_device="mlx5_1",direction="x"} 2.0"#,
+        ] {
+            assert!(traffic.contains(line), "no {line}\n{traffic}");
+        }
+        assert!(!served("counter").contains("train-0"));
     }
 
     #[test]
@@ -333,6 +438,10 @@ mod tests {
 
     #[test]
     fn nothing_is_served_before_anything_was_read() {
-        assert!(Measurements::new(&Readers::default()).families().is_empty());
+        assert!(
+            Measurements::new(&Readers::default())
+                .families(&Holders::new())
+                .is_empty()
+        );
     }
 }

@@ -29,6 +29,11 @@ pub(super) fn families(report: &Report, pods: bool) -> Vec<Family> {
     families
 }
 
+/// The labels of a pod, by namespace and name.
+pub(super) fn pod_labels((namespace, name): (String, String)) -> [(&'static str, String); 2] {
+    [("pod_namespace", namespace), ("pod_name", name)]
+}
+
 fn of_units(report: &Report, pods: bool) -> Vec<Family> {
     let mut units = Vec::new();
     let mut allocated = Vec::new();
@@ -49,10 +54,7 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
         }
         allocated.extend(by_pod.into_iter().map(|(pod, count)| {
             let mut labels = vec![resource()];
-            labels
-                .extend(pod.into_iter().flat_map(|(namespace, pod)| {
-                    [("pod_namespace", namespace), ("pod_name", pod)]
-                }));
+            labels.extend(pod.into_iter().flat_map(pod_labels));
             (labels, number(count))
         }));
     }
@@ -63,7 +65,7 @@ fn of_units(report: &Report, pods: bool) -> Vec<Family> {
     let aligned = aligned.filter_map(|one| {
         let mut labels = vec![("resource", one.resource)];
         if pods {
-            labels.extend([("pod_namespace", one.namespace), ("pod_name", one.pod)]);
+            labels.extend(pod_labels((one.namespace, one.pod)));
         }
         Some((labels, one.score?))
     });

@@ -27,11 +27,20 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- /* Not empty if the agent changes its Node. */}}
 {{- define "has-marks" -}}
-{{- if and (include "has-rdma-nodes" .) (or .Values.rdmaNodes.nodeCondition .Values.rdmaNodes.taintMissing) }}
+{{- if and (include "has-rdma-nodes" .) (or .Values.rdmaNodes.nodeCondition .Values.rdmaNodes.taintMissing .Values.rdmaNodes.nodeLabels) }}
 {{- if not .Values.admission.enabled }}
-{{- fail "rdmaNodes.nodeCondition and taintMissing need admission.enabled, which limits each agent to its own Node" }}
+{{- fail "rdmaNodes.nodeCondition, taintMissing and nodeLabels need admission.enabled, which limits each agent to its own Node" }}
 {{- end }}yes
 {{- end }}
+{{- end }}
+
+{{- /* Not empty if the agent writes labels for node-feature-discovery. */}}
+{{- define "has-features" -}}
+{{- if .Values.rdmaNodes.nodeFeatures }}{{ include "has-rdma-nodes" . }}{{ end }}
+{{- end }}
+
+{{- define "features-dir" -}}
+/etc/kubernetes/node-feature-discovery/features.d
 {{- end }}
 
 {{- /* Not empty if the agent has a token. */}}
@@ -146,6 +155,8 @@ volumeMounts:
   mountPath: /host/run/rdma-netdev
 - name: cdi
   mountPath: {{ include "cdi-dir" . }}
+- name: features
+  mountPath: {{ include "features-dir" . }}
 - name: netns
   mountPath: /run/netns
   mountPropagation: HostToContainer
@@ -174,6 +185,10 @@ env:
 {{- end }}
 {{- if .Values.rdmaNodes.taintMissing }}
 - name: RDMA_AGENT_TAINT_MISSING
+  value: "true"
+{{- end }}
+{{- if .Values.rdmaNodes.nodeLabels }}
+- name: RDMA_AGENT_NODE_LABELS
   value: "true"
 {{- end }}
 {{- end }}
@@ -218,6 +233,10 @@ volumeMounts:
 # Its socket, and the leases of the node.
 - name: node-socket
   mountPath: /run/rdma-netdev
+{{- if include "has-features" . }}
+- name: features
+  mountPath: {{ include "features-dir" . }}
+{{- end }}
 {{- with .Values.sharedStore }}
 # The mount point, so that a later mount of the node appears here.
 - name: shared-store

@@ -72,6 +72,17 @@ pub fn histogram(name: &'static str, help: &'static str, samples: Vec<Histogram>
 }
 
 impl Family {
+    /// With more labels on each sample, by the sample's own; a histogram stays.
+    #[must_use]
+    pub fn with_labels(mut self, more: impl Fn(&Labels) -> Labels) -> Self {
+        if let Samples::Gauge(samples) | Samples::Counter(samples) = &mut self.samples {
+            for (labels, _) in samples {
+                labels.extend(more(labels));
+            }
+        }
+        self
+    }
+
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let (kind, count) = match &self.samples {
             Samples::Gauge(samples) => (MetricType::Gauge, samples.len()),
@@ -131,9 +142,12 @@ pub fn text(prefix: &str, families: Vec<Family>) -> String {
     text
 }
 
-/// Exact up to 2^53, which no count here reaches.
+/// Exact up to 2^53.
 #[must_use]
-#[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a metric is a floating-point number"
+)]
 pub fn number(count: u64) -> f64 {
     count as f64
 }

@@ -95,6 +95,11 @@ readers! {
         "must be a name of letters, digits, '-', '.' and '_', which begins with a letter, a digit or '_'",
         |name| identity::is_name(&name).then_some(Some(name));
 
+    /// As Kubernetes takes them.
+    label: String => Option<String>,
+        "must be a label's value: at most 63 letters, digits, '-', '.' and '_', the first and last one a letter or digit",
+        |text| is_label(&text).then_some(Some(text));
+
     networks: Vec<String> => Option<Vec<IpNetwork>>,
         "must be a list of networks, as in [\"10.0.0.0/8\"]",
         |texts| not_empty(texts, |text| network(&text)).map(Some);
@@ -138,6 +143,15 @@ readers! {
         |words| not_empty(words, |word| {
             pattern(&word).and(pattern(&word.trim_start_matches("0x").to_ascii_lowercase()))
         });
+}
+
+fn is_label(text: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric();
+    let (first, last) = (text.chars().next(), text.chars().next_back());
+    first.is_some_and(is_plain)
+        && last.is_some_and(is_plain)
+        && text.len() <= 63
+        && text.chars().all(|c| is_plain(c) || "-._".contains(c))
 }
 
 /// All elements, each of which must be something; none of an empty list.
@@ -314,6 +328,7 @@ mod tests {
                                "vlan": ["100-199", 7, "0"], "vlanQoS": true, "link_state": true},
                         "netdevs": [{"ifNames": ["ens*"], "vendors": ["0x15B3"]}]},
               "rails": {"0000:3b:00.0": 0, "ens2*": 7},
+              "block": "su-3",
               "fabricAddresses": "static",
               "log": {"file": "/var/log/rdma.log", "level": "debug"}
             }"#,
@@ -365,6 +380,11 @@ mod tests {
         });
         assert_eq!(rail, Ok(Some(7)));
         assert_eq!(policy.fabric_addresses, FabricAddresses::Static);
+        assert_eq!(policy.block.as_deref(), Some("su-3"));
+        for block in ["", "a b", "-a", "a.", &"a".repeat(64)] {
+            let refused = parse(&serde_json::json!({"block": block}).to_string());
+            assert!(refused.unwrap_err().to_string().contains("label's value"));
+        }
         assert_eq!(policy.log.level, LogLevel::Debug);
     }
 

@@ -163,6 +163,7 @@ impl Node {
             client: Some(client),
             node_socket: None,
             marks: Default::default(),
+            features_dir: Default::default(),
             socket: self.socket(),
             listen: Vec::new(),
         }

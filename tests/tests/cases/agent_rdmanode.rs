@@ -126,11 +126,33 @@ fn is_tainted(server: &ApiServer) -> Result<bool> {
     Ok(node["spec"].to_string().contains("rdma-netdev.io/missing"))
 }
 
+/// The Node's labels of ours, and node-feature-discovery's file.
+fn labels(server: &ApiServer, agent: &AgentNode) -> Result<[String; 2]> {
+    let node = server.client().get("/api/v1/nodes/n1")?.expect_success()?;
+    let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
+    let own = labels.filter(|(name, _)| name.starts_with("rdma-netdev.io/"));
+    let lines = own.map(|(name, value)| format!("{name}={}\n", value.as_str().unwrap_or_default()));
+    let file = std::fs::read_to_string(agent.features().join("rdma-netdev"));
+    Ok([lines.collect(), file.unwrap_or_default()])
+}
+
+fn has_labels(server: &ApiServer, agent: &AgentNode) -> Result<()> {
+    let expected = "rdma-netdev.io/link-layer=ether\nrdma-netdev.io/nics=2\n\
+                    rdma-netdev.io/rails=2\nrdma-netdev.io/rate=100\n";
+    let mut last = Default::default();
+    eventually("the labels", WAIT_TIMEOUT, || {
+        last = labels(server, agent)?;
+        Ok(last == [expected; 2])
+    })
+    .with_context(|| format!("{last:?}: {}", agent.log()))
+}
+
 /// A daemon with two HCAs and its agent.
 fn node(server: &ApiServer) -> Result<(Node, AgentNode)> {
     let node = Node::new(CONFIG, RESOURCE, 8)?;
     let mut agent = AgentNode::new(server, "n1")?;
     agent.set_daemon(&node.machine.node_socket());
+    std::fs::create_dir(agent.features())?;
     agent.start()?;
     Ok((node, agent))
 }
@@ -168,6 +190,7 @@ fn a_port_that_goes_down_is_in_the_api_by_one_write() -> Result<()> {
     ensure!(version(&server)? == before, "written: {}", agent.log());
 
     ensure!(ready(&server)? == json!("True"));
+    has_labels(&server, &agent)?;
     set_port(&node, "1: DOWN")?;
     has_problem(&server, &agent, "0000:d8:00.0 (rail 1): ")?;
     let hca = field(&server, "/status/hcas/1")?;
@@ -177,6 +200,7 @@ fn a_port_that_goes_down_is_in_the_api_by_one_write() -> Result<()> {
     );
     thread::sleep(QUIET);
     ensure!(agent.metric("node_object_writes_total")? == writes + 1.0);
+    has_labels(&server, &agent)?;
     // Not for half a minute: the port may flap.
     ensure!(ready(&server)? == json!("True"));
 
@@ -241,6 +265,7 @@ fn an_hca_that_does_not_come_back_is_missing_in_the_api() -> Result<()> {
     })?;
     eventually("a taint", WAIT_TIMEOUT, || is_tainted(&server))?;
     ensure!(ready(&server)? == json!("False"));
+    has_labels(&server, &agent)?;
     let summary = field(&server, "/status/summary")?;
     let counts = ["nics", "expected", "healthy"].map(|key| summary.get(key).cloned());
     let counts: Vec<_> = counts.iter().flatten().collect();

@@ -269,6 +269,8 @@ fn a_node_that_is_uninstalled_gives_its_parts_back() -> Result<()> {
             .arg(&root)
             .arg("--cni-bin-dir")
             .arg(root.join("bin"))
+            .arg("--features-dir")
+            .arg(node.features())
             .arg("--cdi-dir")
             .arg(root.join("cdi"))
             .arg("--run-dir")

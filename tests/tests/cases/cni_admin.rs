@@ -539,6 +539,9 @@ fn a_node_is_cleaned_only_once_no_pod_has_anything() -> Result<()> {
         command.arg("--cni-bin-dir").arg(&programs);
         command.arg("--run-dir").arg(&run);
         command.arg("--cdi-dir").arg(host.directory().join("cdi"));
+        command
+            .arg("--features-dir")
+            .arg(host.directory().join("features"));
         Ok(command.output()?)
     };
     let uninstall = |flags: &[&str]| uninstall_by("policy.json", flags);
@@ -625,6 +628,7 @@ fn what_a_dead_pod_leased_is_freed_by_the_wait_for_it() -> Result<()> {
             ("--cni-bin-dir", "bin"),
             ("--run-dir", "run"),
             ("--cdi-dir", "cdi"),
+            ("--features-dir", "features"),
         ] {
             command.arg(flag).arg(host.directory().join(place));
         }
@@ -675,7 +679,7 @@ fn a_container_that_stays_ends_at_sigterm() -> Result<()> {
     command.arg(product("rdma-device-plugin")?);
     command.args(["uninstall", "--yes", "--stay", "--policy"]);
     command.arg(host.directory().join("policy.json"));
-    for flag in ["--cni-bin-dir", "--run-dir", "--cdi-dir"] {
+    for flag in ["--cni-bin-dir", "--run-dir", "--cdi-dir", "--features-dir"] {
         command.arg(flag).arg(host.directory().join("nothing"));
     }
     let mut outer = command.stdout(Stdio::piped()).spawn()?;
@@ -734,7 +738,9 @@ fn a_node_is_cleaned_in_a_container_after_a_try_that_failed_half_way() -> Result
         for (flag, place) in [("--cni-bin-dir", "programs"), ("--run-dir", "run")] {
             command.arg(flag).arg(host.directory().join(place));
         }
-        command.arg("--cdi-dir").arg(host.directory().join("cdi"));
+        for (flag, place) in [("--cdi-dir", "cdi"), ("--features-dir", "features")] {
+            command.arg(flag).arg(host.directory().join(place));
+        }
         Ok(command.output()?)
     };
 

@@ -522,7 +522,7 @@ fn undocumented_of_agent(query: &str, page: &str) -> Vec<String> {
 /// each of hundreds of nodes.
 fn the_dashboard_has_the_agents_metrics_and_few_lines() -> Result<()> {
     let page = fs::read_to_string(top().join("docs/metrics.md"))?;
-    let text = fs::read_to_string(top().join("manifests/grafana/dashboard.json"))?;
+    let text = fs::read_to_string(top().join("manifests/chart/files/dashboard.json"))?;
     let unknown = undocumented_of_agent(&text, &page);
     ensure!(unknown.is_empty(), "{unknown:?}");
     let dashboard: Value = serde_json::from_str(&text)?;

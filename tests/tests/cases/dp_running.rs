@@ -30,6 +30,7 @@ pub(crate) const CASES: &[Case] = &[
         the_dashboard_and_the_docs_have_the_metrics_that_are_served,
         Root
     ),
+    case!(traffic_of_an_hca_names_the_pod_that_has_it, Root),
     case!(a_device_of_two_pools_is_reported, Root),
     case!(the_nodes_addresses_are_written_for_the_cni_plugin, Root),
 ];
@@ -396,6 +397,12 @@ fn count_something(machine: &Machine) -> Result<()> {
     machine.tree.file(format!("{port}/counters/link_downed"), 3);
     machine
         .tree
+        .file(format!("{port}/counters/port_rcv_data"), 25);
+    machine
+        .tree
+        .file(format!("{port}/counters/port_rcv_packets"), 7);
+    machine
+        .tree
         .file(format!("{port}/hw_counters/np_cnp_sent"), 3);
     let mut add = Command::new(product("rdma-ipam")?)
         .env("CNI_COMMAND", "ADD")
@@ -446,7 +453,7 @@ fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
     let served = metrics(&down);
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .with_file_name("manifests")
-        .join("grafana/dashboard.json");
+        .join("chart/files/dashboard.json");
     let dashboard: Value = serde_json::from_slice(&fs::read(path)?)?;
     let mut asked = BTreeSet::new();
     for panel in dashboard["panels"].as_array().context("panels")? {
@@ -478,6 +485,27 @@ fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
         "docs/metrics.md lacks {:?}",
         served.difference(&documented)
     );
+    Ok(())
+}
+
+fn traffic_of_an_hca_names_the_pod_that_has_it() -> Result<()> {
+    let machine = Machine::new()?;
+    for device in ["mlx5_0", "mlx5_1"] {
+        let counters = format!("/sys/class/infiniband/{device}/ports/1/counters");
+        machine.tree.file(format!("{counters}/port_xmit_data"), 25);
+    }
+    let exclusive = shared(1).replace("mode: shared\n  shares: 1", "mode: exclusive");
+    let running = running_on(machine, &exclusive, RESOURCE, 2)?;
+    let lines = |body: &str, end: &str| {
+        let bytes = body.lines().filter(|l| l.contains("_port_bytes_total{"));
+        bytes.filter(|l| l.ends_with(end)).count()
+    };
+    let free = "direction=\"transmitted\"} 100.0";
+    let held = "direction=\"transmitted\",pod_namespace=\"default\",pod_name=\"pod\"} 100.0";
+    running.until("/metrics", "two free", |body| lines(body, free) == 2)?;
+    running.admit("pod", 1)?;
+    let one_of_two = |body: &str| lines(body, free) == 1 && lines(body, held) == 1;
+    running.until("/metrics", "one held", one_of_two)?;
     Ok(())
 }
 
