@@ -17,6 +17,8 @@ pub const EMPTY_REST: Duration = Duration::from_mins(10);
 pub const FORGOTTEN_REST: Duration = Duration::from_mins(5);
 /// How long a want stands.
 pub const WANT_LIMIT: Duration = Duration::from_mins(2);
+/// For how long what came is for the ADD that waited for it.
+pub const NEW_REST: Duration = Duration::from_secs(1);
 /// How many parts are asked for room at once.
 pub const MAX_ASKED: usize = 8;
 /// The shortest and the longest time for which a range without room is not claimed from.
@@ -52,6 +54,8 @@ impl Ids {
 pub struct History {
     empty: BTreeMap<IpNetwork, Instant>,
     wants: BTreeMap<String, Instant>,
+    /// By their IDs, since when parts are this node's.
+    had: BTreeMap<String, Instant>,
     forgotten: BTreeMap<(IpNetwork, Option<String>), Instant>,
 }
 
@@ -328,9 +332,21 @@ fn hand_over(
         }
     }
     decision.is_asked = !wants.is_empty();
+    let known: BTreeSet<&String> = (inputs.owned.parts.values())
+        .chain(decision.parts.values())
+        .map(|own| &own.id)
+        .collect();
+    history.had.retain(|id, _| known.contains(id));
+    for id in known {
+        history.had.entry(id.clone()).or_insert(inputs.now);
+    }
+    let is_new = |own: &OwnedPart| {
+        let since = history.had.get(&own.id);
+        since.is_none_or(|since| inputs.now.saturating_duration_since(*since) < NEW_REST)
+    };
     let mut handovers: BTreeMap<String, Vec<Handover>> = BTreeMap::new();
     for want in wants {
-        for (id, pieces) in pieces_for(want, &mut decision.parts, inputs.busy) {
+        for (id, pieces) in pieces_for(want, &mut decision.parts, inputs.busy, &is_new) {
             let want = want.clone();
             let of_id = handovers.entry(id).or_default();
             of_id.push(Handover { pieces, want });
@@ -393,9 +409,11 @@ fn pieces_for(
     want: &Want,
     own: &mut BTreeMap<IpNetwork, OwnedPart>,
     busy: &BTreeMap<IpAddr, Busy>,
+    is_new: &dyn Fn(&OwnedPart) -> bool,
 ) -> BTreeMap<String, Vec<IpNetwork>> {
-    let can_give =
-        |(piece, own): &(&IpNetwork, &OwnedPart)| own.network.is_none() && helps(want, **piece);
+    let can_give = |(piece, own): &(&IpNetwork, &OwnedPart)| {
+        own.network.is_none() && helps(want, **piece) && !is_new(own)
+    };
     let size: usize = own
         .iter()
         .filter(can_give)
@@ -680,7 +698,7 @@ mod tests {
             let before: Vec<IpNetwork> = own.iter().map(|text| text.parse().unwrap()).collect();
             let part = |piece: &IpNetwork| (*piece, OwnedPart::default());
             let (mut own, busy) = (before.iter().map(part).collect(), busy_at(busy));
-            let pieces = pieces_for(&want(size, all), &mut own, &busy);
+            let pieces = pieces_for(&want(size, all), &mut own, &busy, &|_| false);
             let pieces: Vec<IpNetwork> = pieces.into_values().flatten().collect();
             let own: Vec<IpNetwork> = own.into_keys().collect();
             let of =
@@ -806,14 +824,16 @@ mod tests {
         // The one that is asked has no free address, and the last one is of no use.
         parts[0].1.wanted.push(want(8, ("10.0.0.1", "10.0.0.4")));
         let mut document = document(&parts);
-        let inputs = Inputs {
+        let (read, busy, none) = (document.clone(), busy_at(&["10.0.0.1"]), BTreeSet::new());
+        let begun = Instant::now();
+        let inputs = |now| Inputs {
             node: &node,
-            document: &document.clone(),
+            document: &read,
             owned: &owned,
-            busy: &busy_at(&["10.0.0.1"]),
-            pending: &BTreeSet::new(),
+            busy: &busy,
+            pending: &none,
             in_use: &[],
-            now: Instant::now(),
+            now,
             time: "",
             mode: Mode::Usual,
         };
@@ -821,7 +841,11 @@ mod tests {
             claimant: "a".into(),
             next: 7,
         };
-        let decision = decide(&inputs, &mut History::default(), &mut ids);
+        // An ADD may wait for what has just come.
+        let mut history = History::default();
+        let new = decide(&inputs(begun), &mut history, &mut ids);
+        assert!(new.is_asked && new.changes.is_empty(), "{new:?}");
+        let decision = decide(&inputs(begun + NEW_REST), &mut history, &mut ids);
         for one in &decision.changes {
             let changed = ipam::subnet::change(&document, one).unwrap();
             document = changed.document.unwrap();

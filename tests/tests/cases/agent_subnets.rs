@@ -533,7 +533,8 @@ fn parts_of_a_deleted_node_are_taken() -> Result<()> {
         one.del(&format!("pod-{pod}"), SMALL)?;
     }
     for pod in 2..4 {
-        one.add_in_the_end(&format!("pod-{pod}"), SMALL)?;
+        let added = one.add_in_the_end(&format!("pod-{pod}"), SMALL);
+        added.with_context(|| format!("{:?}", parts(&server)))?;
     }
     ensure!(parts_of(&server, "n2")?.is_empty(), "{:?}", parts(&server)?);
     Ok(())
