@@ -69,6 +69,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	# The daemons get a value that no report may have.
 	planted=planted-$RANDOM$RANDOM
 	check "the API server takes it" helm upgrade rdma-netdev $manifests/chart --namespace kube-system -f /tmp/values.yaml \
+		-f $manifests/chart/values/admission.yaml --set rdmaNodes.nodeCondition=true,rdmaNodes.taintMissing=true,rdmaNodes.nodeLabels=true \
 		--set "extraEnv[0].name=RDMA_LAB_PLANTED" --set-string "extraEnv[0].value=$planted"
 	check "the DaemonSet is rolled out on both nodes" own rollout status ds/rdma-netdev --timeout=600s
 	check "both nodes offer their NICs" wait_for 300 both_offer rdma/nic "2 2"
@@ -126,7 +127,14 @@ if [ "$LAB_GUEST" = 1 ]; then
 		kubectl --namespace default get events -o json --field-selector "involvedObject.kind=Node,involvedObject.name=$1" |
 			jq -r '.items[] | "\(.reason): \(.message // .note)"'
 	}
-	for node in node1 node2; do check "$node shows two healthy NICs" wait_for 30 is_shown $node "2 2 2"; done
+	ready_of() { kubectl get node "$1" -o json | jq -r '.status.conditions[] | select(.type == "RdmaReady").status'; }
+	is_ready() { [ "$(ready_of "$1")" = "$2" ]; }
+	for node in node1 node2; do
+		check "$node shows two healthy NICs" wait_for 30 is_shown $node "2 2 2"
+		check "$node has condition RdmaReady" wait_for 120 is_ready $node True
+		equal "$node has a label for schedulers" 2 "$(kubectl get node $node -o json | jq -r '.metadata.labels["rdma-netdev.io/nics"]')"
+	done
+	show kubectl get nodes --show-labels
 	show kubectl get rdmanodes
 fi
 meet_late checked
@@ -141,6 +149,8 @@ if [ "$LAB_GUEST" = 1 ]; then
 	show kubectl get rdmanodes
 	contains "an event of the Node says which" '^HcaUnhealthy: HCA .* is unhealthy: ' "$(events_of node2)"
 	equal "nothing is wrong with node1" "2 2 2" "$(shown node1)"
+	check "node2 is not RdmaReady, once that lasts" wait_for 120 is_ready node2 False
+	equal "node1 is" True "$(ready_of node1)"
 	ends 1 "kubectl rdma status says so" kubectl rdma status -o wide
 	show cat <<<"$checked"
 	contains "with the reason" '^node2: .* is DOWN' "$checked"
@@ -162,6 +172,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	check "both nodes offer their NICs" wait_for 200 both_offer rdma/nic "2 2"
 	check "the RdmaNode of node2 shows both" wait_for 30 is_shown node2 "2 2 2"
 	contains "so does an event" '^HcaHealthy: ' "$(events_of node2)"
+	check "node2 is RdmaReady again" wait_for 120 is_ready node2 True
 	: >/lab/sync/pull
 	ends 1 "verify --all finds it" kubectl rdma verify --all --json
 	show cells
