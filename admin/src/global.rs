@@ -144,7 +144,7 @@ pub(crate) struct Kubectl {
     /// Kubeconfig
     #[arg(long, global = true, help_heading = CLUSTER, value_name = "FILE")]
     kubeconfig: Option<String>,
-    /// Namespace of the daemon [default: kube-system]; for verify, of the pods
+    /// Namespace of the daemon [default: kube-system]; for verify and pods, of the pods
     #[arg(long, short, global = true, help_heading = CLUSTER, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
     /// The kubectl program

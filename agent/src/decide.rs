@@ -142,8 +142,12 @@ pub fn decide(inputs: &Inputs<'_>, history: &mut History, ids: &mut Ids) -> Deci
     history.forgotten.retain(|(piece, _), _| {
         !in_subnet(inputs, *piece) || inputs.document.parts.contains_key(piece)
     });
-    give_empty(inputs, history, &mut decision);
-    hand_over(inputs, history, &mut decision, given);
+    // What overlaps is not leased from, and pods can have addresses of it: what has one ID with it stays.
+    let in_doubt = inputs.document.parts.iter();
+    let in_doubt = in_doubt.filter(|(piece, _)| doubt.contains(piece));
+    let in_doubt = in_doubt.filter_map(|(_, part)| part.id.clone()).collect();
+    give_empty(inputs, history, &mut decision, &in_doubt);
+    hand_over(inputs, history, &mut decision, given, &in_doubt);
     claim_leased(inputs, ids, &mut decision);
     let is_full = |range: &Range| {
         range.size_within(inputs.document.subnet) > 0
@@ -272,18 +276,23 @@ fn claim_leased(inputs: &Inputs<'_>, ids: &mut Ids, decision: &mut Decision) {
 }
 
 /// Lets empty parts go that the node does not need.
-fn give_empty(inputs: &Inputs<'_>, history: &mut History, decision: &mut Decision) {
+fn give_empty(
+    inputs: &Inputs<'_>,
+    history: &mut History,
+    decision: &mut Decision,
+    in_doubt: &BTreeSet<String>,
+) {
     let is_busy = |piece: IpNetwork| inputs.busy.keys().any(|address| piece.contains(*address));
     let owned: Vec<IpNetwork> = decision.parts.keys().copied().collect();
     history.empty.retain(|piece, _| {
         !in_subnet(inputs, *piece) || (owned.contains(piece) && !is_busy(*piece))
     });
     for piece in owned {
-        let is_network = decision
+        let stays = decision
             .parts
             .get(&piece)
-            .is_some_and(|part| part.network.is_some());
-        if is_network || is_busy(piece) {
+            .is_some_and(|part| part.network.is_some() || in_doubt.contains(&part.id));
+        if stays || is_busy(piece) {
             continue;
         }
         let since = *history.empty.entry(piece).or_insert(inputs.now);
@@ -317,8 +326,8 @@ fn hand_over(
     history: &mut History,
     decision: &mut Decision,
     mut given: BTreeSet<String>,
+    in_doubt: &BTreeSet<String>,
 ) {
-    let doubt = inputs.document.in_doubt();
     let mine = inputs.document.parts.values();
     let mine = mine.filter(|part| part.node == inputs.node.name && part.over.is_none());
     let mine: Vec<&Part> = mine.collect();
@@ -327,7 +336,7 @@ fn hand_over(
         let since = *history.wants.entry(want.id.clone()).or_insert(inputs.now);
         if inputs.now.saturating_duration_since(since) >= WANT_LIMIT {
             stale.push(want.id.clone());
-        } else if !wants.iter().any(|other| other.id == want.id) {
+        } else if !wants.contains(&want) {
             wants.push(want);
         }
     }
@@ -340,13 +349,21 @@ fn hand_over(
     for id in known {
         history.had.entry(id.clone()).or_insert(inputs.now);
     }
-    let is_new = |own: &OwnedPart| {
+    let stays = |own: &OwnedPart| {
         let since = history.had.get(&own.id);
         since.is_none_or(|since| inputs.now.saturating_duration_since(*since) < NEW_REST)
+            || own.network.is_some()
+            || in_doubt.contains(&own.id)
     };
+    let mut served = BTreeSet::new();
     let mut handovers: BTreeMap<String, Vec<Handover>> = BTreeMap::new();
     for want in wants {
-        for (id, pieces) in pieces_for(want, &mut decision.parts, inputs.busy, &is_new) {
+        // Who asks names each run of its range by one ID.
+        if served.contains(&want.id) {
+            continue;
+        }
+        for (id, pieces) in pieces_for(want, &mut decision.parts, inputs.busy, &stays) {
+            served.insert(&want.id);
             let want = want.clone();
             let of_id = handovers.entry(id).or_default();
             of_id.push(Handover { pieces, want });
@@ -362,12 +379,11 @@ fn hand_over(
         let pieces = inputs.document.pieces_of(&by);
         let has: usize = pieces.iter().map(|piece| piece::size(*piece)).sum();
         let was_owned = owned_of(inputs).any(|(_, own)| own.id == *id);
-        // What overlaps is not leased from, and pods can have addresses of it.
-        let is_in_doubt = pieces.iter().any(|piece| doubt.contains(piece));
-        if was_owned && kept < has && !is_in_doubt {
+        if was_owned && kept < has {
             given.insert(id.clone());
         }
     }
+    given.retain(|id| !in_doubt.contains(id));
     let all = inputs.document.parts.values();
     let stands: BTreeSet<&String> = all
         .flat_map(|part| &part.wanted)
@@ -409,11 +425,9 @@ fn pieces_for(
     want: &Want,
     own: &mut BTreeMap<IpNetwork, OwnedPart>,
     busy: &BTreeMap<IpAddr, Busy>,
-    is_new: &dyn Fn(&OwnedPart) -> bool,
+    stays: &dyn Fn(&OwnedPart) -> bool,
 ) -> BTreeMap<String, Vec<IpNetwork>> {
-    let can_give = |(piece, own): &(&IpNetwork, &OwnedPart)| {
-        own.network.is_none() && helps(want, **piece) && !is_new(own)
-    };
+    let can_give = |(piece, own): &(&IpNetwork, &OwnedPart)| helps(want, **piece) && !stays(own);
     let size: usize = own
         .iter()
         .filter(can_give)
@@ -537,8 +551,8 @@ pub struct Candidate {
     pub subnet: IpNetwork,
     pub part: IpNetwork,
     pub node: String,
-    /// First and last address of the longest run of the range that reaches into the part. Its node may give
-    /// of all that it has there.
+    /// First and last address of a run of the range that reaches into the part. Its node may give of all
+    /// that it has there.
     pub among: (IpAddr, IpAddr),
 }
 
@@ -554,20 +568,20 @@ pub fn candidates(document: &Document, node: &str, range: &Range) -> Vec<Candida
     };
     let parts = document.parts.iter().filter(|(_, part)| can_give(part));
     let whole = range.within(&[document.subnet]);
-    let candidate = |(piece, part): (&IpNetwork, &Part)| {
+    let of_part = |(piece, part): (&IpNetwork, &Part)| {
         let is_in = |span: &&Span| {
             span.first <= bits(piece.broadcast()) && bits(piece.network()) <= span.last
         };
-        let runs = whole.spans().iter().filter(is_in);
-        let longest = runs.max_by_key(|span| span.size())?;
-        Some(Candidate {
+        let candidate = |run: &Span| Candidate {
             subnet: document.subnet,
             part: *piece,
             node: part.node.clone(),
-            among: longest.addresses(v4),
-        })
+            among: run.addresses(v4),
+        };
+        let runs = whole.spans().iter().filter(is_in);
+        runs.map(candidate).collect::<Vec<Candidate>>()
     };
-    parts.filter_map(candidate).collect()
+    parts.flat_map(of_part).collect()
 }
 
 /// In which order a node asks: one part of each node first, since one that has many may have no free address
@@ -863,6 +877,64 @@ mod tests {
         let kept: Vec<IpNetwork> = decision.parts.keys().copied().collect();
         assert!(kept.iter().all(|piece| !of_b.contains(piece)), "{kept:?}");
         assert_eq!(kept.len(), 3);
+    }
+
+    #[test]
+    fn each_who_asks_gets_a_piece_whichever_part_it_asked() {
+        let node = ThisNode {
+            name: "a".into(),
+            boot: "b1".into(),
+        };
+        let (mut parts, mut owned) = (Vec::new(), Owned::default());
+        let pieces = ["10.0.0.1/32", "10.0.0.2/32"];
+        for (piece, asker) in pieces.iter().zip(["c", "b"]) {
+            let id = format!("a-{asker}");
+            let own = OwnedPart {
+                id: id.clone(),
+                ..OwnedPart::default()
+            };
+            owned.parts.insert(piece.parse().unwrap(), own);
+            let mut part = Part::of(&Holder {
+                node: "a".into(),
+                id,
+            });
+            part.wanted.push(Want {
+                node: asker.into(),
+                id: format!("{asker}-1"),
+                ..want(1, ("10.0.0.1", "10.0.0.2"))
+            });
+            parts.push((*piece, part));
+        }
+        let mut document = document(&parts);
+        let (read, begun) = (document.clone(), Instant::now());
+        let (mut history, mut ids) = (
+            History::default(),
+            Ids {
+                claimant: "a".into(),
+                next: 7,
+            },
+        );
+        let mut at = |now| {
+            let inputs = Inputs {
+                node: &node,
+                document: &read,
+                owned: &owned,
+                busy: &BTreeMap::new(),
+                pending: &BTreeSet::new(),
+                in_use: &[],
+                now,
+                time: "",
+                mode: Mode::Usual,
+            };
+            decide(&inputs, &mut history, &mut ids)
+        };
+        at(begun);
+        for one in at(begun + NEW_REST).changes {
+            let changed = ipam::subnet::change(&document, &one).unwrap();
+            document = changed.document.unwrap();
+        }
+        let owners: BTreeSet<&str> = document.parts.values().map(|one| &*one.node).collect();
+        assert_eq!(owners, BTreeSet::from(["b", "c"]));
     }
 
     #[test]

@@ -49,10 +49,18 @@ pub fn of(state: &NodeState, block: Option<&str>, before: &Labels) -> Option<Lab
         0 | 1 => layers.first().copied(),
         _ => Some("mixed"),
     };
+    // While one is missing, what the others are says less than what was.
+    let known = |name: &str, now: Option<String>| {
+        let was = || before.get(name).cloned();
+        match all.len() == pooled.len() {
+            true => now.or_else(was),
+            false => was().or(now),
+        }
+    };
     let values = [
         (NICS, Some(all.len().to_string())),
-        (LINK_LAYER, layer.map(str::to_owned)),
-        (RATE, rate(&pooled).or_else(|| before.get(RATE).cloned())),
+        (LINK_LAYER, known(LINK_LAYER, layer.map(str::to_owned))),
+        (RATE, known(RATE, rate(&pooled))),
         (RAILS, (!rails.is_empty()).then(|| rails.len().to_string())),
         (BLOCK, block.map(str::to_owned)),
     ];

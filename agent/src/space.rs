@@ -407,6 +407,7 @@ impl Space {
                 Swapped::Won(written) => read = written,
                 Swapped::Denied(why) => {
                     tracing::warn!(space = %self.space, %subnet, why, "a change is not allowed");
+                    self.watched.insert(subnet, now + UNSETTLED_INTERVAL);
                     return Ok(read);
                 }
                 Swapped::Lost => {

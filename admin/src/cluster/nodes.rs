@@ -10,7 +10,7 @@ use super::ask::silent_nodes;
 use crate::documents::name_of;
 use crate::global::Global;
 use crate::kubectl::RDMA_NODES;
-use crate::output::{Ended, Exit, Shown, complain};
+use crate::output::{Ended, Exit, Shown};
 use crate::state_rows::{HCAS, RESOURCES, TOPOLOGY, hcas, resources, topology};
 
 /// A node and its state.
@@ -33,16 +33,16 @@ pub(super) fn views(command: &str, is_wide: bool) -> Vec<View> {
     }
 }
 
-/// The nodes that were chosen, by name.
+/// The nodes that were chosen, by name, and of which others the object cannot be read.
 ///
 /// # Errors
 /// There are none, one that was named is not there, or what kubectl says.
-pub(crate) async fn read(flags: &Flags) -> anyhow::Result<Vec<KnownNode>> {
+pub(crate) async fn read(flags: &Flags) -> anyhow::Result<(Vec<KnownNode>, Vec<String>)> {
     const ELSE: &str = "rdma-agent writes them (value rdmaNodes.enabled of the chart); without them, \
                         run rdmactl on the node";
     let objects = flags.kubectl.objects(&[RDMA_NODES]).await;
     let objects = objects.map_err(|error| anyhow::anyhow!("read RdmaNodes: {error:#}; {ELSE}"))?;
-    let mut nodes = Vec::new();
+    let (mut nodes, mut unread) = (Vec::new(), Vec::new());
     for object in objects {
         let node = name_of(&object).to_owned();
         if !flags.nodes.is_empty() && !flags.nodes.contains(&node) {
@@ -51,42 +51,49 @@ pub(crate) async fn read(flags: &Flags) -> anyhow::Result<Vec<KnownNode>> {
         let status = object.get("status").unwrap_or(&Value::Null);
         match NodeState::deserialize(status) {
             Ok(state) => nodes.push(KnownNode { node, state }),
-            Err(error) => complain(&format!("RdmaNode {node} is of another version: {error}")),
+            Err(error) => unread.push(format!(
+                "{node}: its RdmaNode is of another version: {error}"
+            )),
         }
     }
     for node in &flags.nodes {
-        if !nodes.iter().any(|known| known.node == *node) {
+        let is_unread = unread
+            .iter()
+            .any(|one| one.starts_with(&format!("{node}: ")));
+        if !is_unread && !nodes.iter().any(|known| known.node == *node) {
             bail!("no RdmaNode {node}: {ELSE}");
         }
     }
-    if nodes.is_empty() {
+    if nodes.is_empty() && unread.is_empty() {
         bail!("no RdmaNode objects: {ELSE}");
     }
     nodes.sort_by(|a, b| a.node.cmp(&b.node));
-    Ok(nodes)
+    Ok((nodes, unread))
 }
 
 /// Prints tables of nodes, below them what is wrong.
 pub(super) async fn print(views: &[View], flags: &Flags, global: &Global) -> Ended {
-    let nodes = read(flags).await?;
+    let (nodes, unread) = read(flags).await?;
     let silent = silent_nodes(flags).await;
     let is_silent = |known: &&KnownNode| silent.contains(&known.node);
     let notes = nodes.iter().filter(is_silent).map(|known| {
         let node = &known.node;
         format!("{node}: its kubelet does not report: this was known of it before")
     });
+    let all = nodes.len() + unread.len();
+    let is_wrong = |known: &&KnownNode| is_silent(known) || !known.state.problems.is_empty();
+    let wrong = unread.len() + nodes.iter().filter(is_wrong).count();
     let problems = nodes.iter().flat_map(|known| {
         let problems = known.state.problems.iter();
         problems.map(move |problem| format!("{}: {problem}", known.node))
     });
-    let notes: Vec<String> = notes.chain(problems).collect();
+    let notes: Vec<String> = unread.into_iter().chain(notes).chain(problems).collect();
     global.say(json!({"nodes": nodes, "notes": notes}), || {
         text(views, &nodes, &notes)
     });
-    let wrong = nodes.iter().filter(|one| !one.state.problems.is_empty());
-    match wrong.count() {
+    match wrong {
         0 => Ok(Exit::Good),
-        wrong => bail!("{wrong} of {} nodes report a problem", nodes.len()),
+        wrong => bail!("{wrong} of {all} nodes have a problem"),
     }
 }
 

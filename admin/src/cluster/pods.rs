@@ -1,6 +1,6 @@
 //! `kubectl rdma pods`: pods that have HCAs, by their own objects and by the nodes' `RdmaNode`s.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use node::table::cell;
 use node_wire::rdma_node::{HcaState, NodeState};
@@ -12,6 +12,7 @@ use super::Flags;
 use super::nodes::{KnownNode, read};
 use crate::documents::{name_of, text_at};
 use crate::global::Global;
+use crate::kubectl::NETWORKS;
 use crate::output::{Ended, Exit, Shown, optional};
 use crate::state_rows::gpus;
 
@@ -48,21 +49,56 @@ struct Row {
 }
 
 pub(super) async fn print(flags: &Flags, global: &Global) -> Ended {
-    let nodes = read(flags).await?;
+    let (nodes, mut notes) = read(flags).await?;
     let scope = match &flags.kubectl.namespace {
         Some(namespace) => format!("--namespace={namespace}"),
         None => "--all-namespaces".to_owned(),
     };
     let pods = flags.kubectl.objects(&["pods", RUNNING, &scope]).await?;
-    let rows = rows(&nodes, &pods);
-    global.say(json!({"pods": rows}), || match rows.is_empty() {
-        true => "no pod has an HCA\n".to_owned(),
-        false => table(&rows).text(),
+    let networks = flags.kubectl.objects(&[NETWORKS, "--all-namespaces"]).await;
+    let networks = networks.map(|all| all.iter().filter_map(ours).collect::<BTreeSet<String>>());
+    let networks = networks.unwrap_or_else(|error| {
+        notes.push(format!(
+            "pods that have our networks and no HCA are not known: {error:#}"
+        ));
+        BTreeSet::new()
     });
-    Ok(Exit::Good)
+    let rows = rows(&nodes, &pods, &networks);
+    notes.extend(unknown(&nodes, &rows));
+    global.say(json!({"pods": rows, "notes": notes}), || {
+        let table = table(&rows, &notes);
+        match rows.is_empty() && notes.is_empty() {
+            true => "no pod has an HCA or a network of ours\n".to_owned(),
+            false => table.text(),
+        }
+    });
+    Ok(Exit::good_if(notes.is_empty()))
 }
 
-fn table(rows: &[Row]) -> Shown {
+/// The name of a network, if our plugin makes it.
+fn ours(definition: &Value) -> Option<String> {
+    let config: Value = serde_json::from_str(text_at(definition, "/spec/config")).ok()?;
+    let plugins = config.get("plugins").and_then(Value::as_array);
+    let mut plugins = plugins.into_iter().flatten().chain([&config]);
+    let is_ours = plugins.any(|plugin| text_at(plugin, "/type") == "rdma-netdev");
+    let namespace = text_at(definition, "/metadata/namespace");
+    is_ours.then(|| format!("{namespace}/{}", name_of(definition)))
+}
+
+/// Nodes of which pods are shown, and nothing else is known.
+fn unknown(nodes: &[KnownNode], rows: &[Row]) -> BTreeSet<String> {
+    let is_unknown = |row: &&Row| !nodes.iter().any(|known| known.node == row.node);
+    let rows = rows.iter().filter(is_unknown);
+    rows.map(|row| {
+        format!(
+            "{}: no RdmaNode: which HCAs its pods have is not known",
+            row.node
+        )
+    })
+    .collect()
+}
+
+fn table(rows: &[Row], notes: &[String]) -> Shown {
     let row = |row: &Row| {
         vec![
             cell(&row.node),
@@ -78,13 +114,15 @@ fn table(rows: &[Row]) -> Shown {
     Shown {
         header: "NODE  POD  RESOURCE  HCA  GPUS  INTERFACE  NETWORK  ADDRESSES".to_owned(),
         rows: rows.iter().map(row).collect(),
-        notes: Vec::new(),
+        notes: notes.to_vec(),
     }
 }
 
 /// Of each pod the HCAs that it has for itself, the shared resources that it asks for, and its
-/// interfaces, each with its HCA where the interface names one.
-fn rows(nodes: &[KnownNode], pods: &[Value]) -> Vec<Row> {
+/// interfaces, each with its HCA where the interface names one. A pod without an HCA is there for an
+/// interface of one of `networks`.
+fn rows(nodes: &[KnownNode], pods: &[Value], networks: &BTreeSet<String>) -> Vec<Row> {
+    let nothing = NodeState::default();
     let nodes: BTreeMap<&str, &NodeState> = nodes
         .iter()
         .map(|known| (&*known.node, &known.state))
@@ -92,9 +130,7 @@ fn rows(nodes: &[KnownNode], pods: &[Value]) -> Vec<Row> {
     let mut all = Vec::new();
     for pod in pods {
         let node = text_at(pod, "/spec/nodeName");
-        let Some(state) = nodes.get(node) else {
-            continue;
-        };
+        let state = nodes.get(node).copied().unwrap_or(&nothing);
         let whose = Row {
             node: node.to_owned(),
             pod: format!("{}/{}", text_at(pod, "/metadata/namespace"), name_of(pod)),
@@ -102,8 +138,9 @@ fn rows(nodes: &[KnownNode], pods: &[Value]) -> Vec<Row> {
         };
         let mut rows = held(state, &whose);
         rows.extend(shared(state, pod, &whose));
-        if !rows.is_empty() {
-            for interface in interfaces(pod) {
+        let has_hca = !rows.is_empty();
+        for interface in interfaces(pod) {
+            if has_hca || networks.contains(&interface.name) {
                 join(&mut rows, state, interface, &whose);
             }
         }
@@ -130,8 +167,11 @@ fn held(state: &NodeState, whose: &Row) -> Vec<Row> {
 
 /// Shared resources that its containers ask for.
 fn shared(state: &NodeState, pod: &Value, whose: &Row) -> Vec<Row> {
-    let containers = pod.pointer("/spec/containers").and_then(Value::as_array);
-    let limits = containers.into_iter().flatten();
+    let lists = ["/spec/containers", "/spec/initContainers"];
+    let lists = lists
+        .iter()
+        .filter_map(|list| pod.pointer(list)?.as_array());
+    let limits = lists.flatten();
     let limits: Vec<&Value> = limits
         .filter_map(|one| one.pointer("/resources/limits"))
         .collect();
@@ -254,7 +294,26 @@ mod tests {
             pod("other", "nvidia.com/gpu", &json!([default])),
         ];
         let expected = ["ml/p b net1", "ml/p a net2"];
-        assert_eq!(shown(&rows(&nodes, &pods)), expected);
+        assert_eq!(shown(&rows(&nodes, &pods, &BTreeSet::new())), expected);
+    }
+
+    #[test]
+    fn a_pod_without_an_hca_is_there_for_a_network_of_ours() {
+        let definition = |name: &str, plugin: &str| {
+            let config = json!({"plugins": [{"type": plugin}, {"type": "tuning"}]});
+            json!({"metadata": {"namespace": "default", "name": name}, "spec": {"config": config.to_string()}})
+        };
+        assert_eq!(
+            ours(&definition("rail", "rdma-netdev")).unwrap(),
+            "default/rail"
+        );
+        assert_eq!(ours(&definition("other", "bridge")), None);
+        let pods = [pod("p", "cpu", &json!([interface("net1", "x")]))];
+        let networks = BTreeSet::from(["default/rail".to_owned()]);
+        let found = rows(&[], &pods, &networks);
+        assert_eq!(shown(&found), ["ml/p - net1"]);
+        assert_eq!(unknown(&[], &found).len(), 1);
+        assert!(rows(&[], &pods, &BTreeSet::new()).is_empty());
     }
 
     #[test]
@@ -263,6 +322,9 @@ mod tests {
         let with = pod("with", "rdma/nic", &json!([interface("net1", "a")]));
         let without = pod("without", "rdma/nic", &json!("not a list"));
         let expected = ["ml/with a net1", "ml/without - -"];
-        assert_eq!(shown(&rows(&nodes, &[without, with])), expected);
+        assert_eq!(
+            shown(&rows(&nodes, &[without, with], &BTreeSet::new())),
+            expected
+        );
     }
 }

@@ -44,8 +44,16 @@ impl Agent {
     /// Why the node's object is not as it must be. The node is served all the same.
     fn object_fault(&self) -> Option<String> {
         let progress = lock(self.object.as_ref()?);
-        let fault = progress.fault.as_ref()?;
-        Some(format!("RdmaNode: {fault}"))
+        let object = progress
+            .fault
+            .iter()
+            .map(|fault| format!("RdmaNode: {fault}"));
+        let labels = progress
+            .label_fault
+            .iter()
+            .map(|fault| format!("labels: {fault}"));
+        let faults: Vec<String> = object.chain(labels).collect();
+        (!faults.is_empty()).then(|| faults.join("\n"))
     }
 
     /// Why the node may not be served, beginning with what is worst.

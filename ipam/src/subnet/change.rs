@@ -273,14 +273,16 @@ fn give(
         });
     }
     let mut next = document.clone();
-    let parts: Vec<Part> = mine
+    let parts: Vec<(IpNetwork, Part)> = mine
         .iter()
-        .filter_map(|piece| next.parts.remove(piece))
+        .filter_map(|piece| Some((*piece, next.parts.remove(piece)?)))
         .collect();
-    let mut wanted: Vec<Want> = parts.iter().flat_map(|part| part.wanted.clone()).collect();
     // All have one ID, and are marked together or not at all that matters: a mark stays.
-    let mut left = parts.first().cloned().unwrap_or_default();
-    left.over = parts.iter().find_map(|part| part.over.clone());
+    let mut left = parts
+        .first()
+        .map(|(_, part)| part.clone())
+        .unwrap_or_default();
+    left.over = parts.iter().find_map(|(_, part)| part.over.clone());
     left.wanted = Vec::new();
     for piece in keep {
         next.parts.insert(*piece, left.clone());
@@ -306,15 +308,37 @@ fn give(
             let pieces = pieces.iter().map(|piece| (*piece, Part::of(&holder)));
             next.parts.extend(pieces);
         }
-        wanted.retain(|other| other.id != want.id);
         withdraw(&mut next, |other| other.id == want.id);
     }
-    let largest = keep.iter().max_by_key(|piece| piece::size(**piece));
-    if let Some(part) = largest.and_then(|piece| next.parts.get_mut(piece)) {
-        wanted.truncate(MAX_WANTS);
-        part.wanted = wanted;
+    let served = to.map(|to| &to.want.id);
+    for (piece, part) in parts {
+        for want in part.wanted {
+            if Some(&want.id) != served {
+                move_want(&mut next, by, piece, want);
+            }
+        }
     }
     Ok(changed(document, next, handed.first().copied()))
+}
+
+/// Puts a want on what is kept of the part where it stood, else on another part of its node; it ends where
+/// there is none.
+fn move_want(document: &mut Document, by: &Holder, stood: IpNetwork, want: Want) {
+    let mut parts: Vec<(&IpNetwork, &mut Part)> = document
+        .parts
+        .iter_mut()
+        .filter(|(_, part)| {
+            let is_its = part.id.as_ref() == Some(&by.id) || part.over.is_none();
+            let can_give = part.network.is_none() && part.reserved.is_none() && is_its;
+            part.node == by.node && can_give && part.wanted.len() < MAX_WANTS
+        })
+        .collect();
+    parts.sort_by_key(|(piece, _)| (piece::covers(stood, **piece), piece::size(**piece)));
+    if let Some((_, part)) = parts.pop()
+        && !part.wanted.contains(&want)
+    {
+        part.wanted.push(want);
+    }
 }
 
 fn ask(document: &Document, part: IpNetwork, want: &Want) -> Result<Changed, Refused> {

@@ -79,6 +79,7 @@ pub struct ResourceState {
 
 /// An HCA.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct HcaState {
     /// What it is.
     #[serde(flatten)]
@@ -101,7 +102,7 @@ pub struct HcaState {
 
 /// An HCA that was here and is not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct MissingState {
     /// As unit IDs name it.
     pub id: String,
@@ -117,7 +118,7 @@ pub struct MissingState {
 
 /// Addresses that the node owns in a space.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct OwnedAddresses {
     /// The store, by its name in the policy.
     pub store: String,

@@ -97,7 +97,7 @@ pub struct MissingHca {
 
 /// The hardware of an HCA. Of one that a pod has, what was last known of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct HostHca {
     /// As unit IDs name it.
     pub id: String,
@@ -123,6 +123,7 @@ pub struct HostHca {
 
 /// A GPU near an HCA.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NearGpu {
     /// Its PCI address.
     pub gpu: String,
@@ -132,7 +133,7 @@ pub struct NearGpu {
 
 /// A port of an HCA.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct HostPort {
     /// Its RDMA device and number, as `mlx5_0:1`.
     pub name: String,

@@ -36,6 +36,7 @@ case "$*" in
 "get nodes --output=jsonpath="*) cat "$here/nodes" ;;
 "get rdmanodes.rdma-netdev.io --output=json")
 	cat "$here/rdmanodes.json" || { echo "error: the server doesn't have a resource type \"rdmanodes\"" >&2; exit 1; } ;;
+"get network-attachment-definitions.k8s.cni.cncf.io --all-namespaces --output=json") echo '{"items": []}' ;;
 "get pods --field-selector=status.phase!=Succeeded,status.phase!=Failed --namespace=rdma --output=json") cat "$here/users.json" ;;
 "exec plugin-n1 --container rdma-device-plugin -- rdmactl addresses --json")
 	echo '{"version": 1, "leases": [{"node": "n1", "address": "10.0.0.7", "networkName": null, "pod": {"namespace": "ml", "name": "w-0"}, "interface": "net1"}]}' ;;
@@ -258,7 +259,7 @@ fn what_the_api_knows_is_printed_and_no_node_is_asked() -> Result<()> {
     );
     assert_eq!(output.status.code(), Some(1), "a node has a problem");
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(said.contains("1 of 2 nodes report a problem"), "{said}");
+    ensure!(said.contains("1 of 2 nodes have a problem"), "{said}");
     let output = cluster.rdma(&["discover", "--nodes", "n2"])?;
     assert_eq!(
         lines(&output),
