@@ -1,6 +1,6 @@
 //! What the API knows of all nodes: their `RdmaNode`s, as one table. No node is asked.
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use node_wire::rdma_node::NodeState;
 use serde::{Deserialize as _, Serialize};
 use serde_json::{Value, json};
@@ -41,7 +41,13 @@ pub(crate) async fn read(flags: &Flags) -> anyhow::Result<(Vec<KnownNode>, Vec<S
     const ELSE: &str = "rdma-agent writes them (value rdmaNodes.enabled of the chart); without them, \
                         run rdmactl on the node";
     let objects = flags.kubectl.objects(&[RDMA_NODES]).await;
-    let objects = objects.map_err(|error| anyhow::anyhow!("read RdmaNodes: {error:#}; {ELSE}"))?;
+    let objects = objects.map_err(|error| {
+        let error = format!("{error:#}");
+        match error.contains("resource type") {
+            true => anyhow!("no RdmaNodes: {error}: {ELSE}"),
+            false => anyhow!("{error}"),
+        }
+    })?;
     let (mut nodes, mut unread) = (Vec::new(), Vec::new());
     for object in objects {
         let node = name_of(&object).to_owned();
