@@ -71,7 +71,7 @@ impl Sources {
     }
 
     /// Asks all.
-    pub(crate) fn read(&self, global: &Global) -> NodeState {
+    pub(crate) fn read(&self, global: &Global) -> Answers {
         let places = global.places();
         let files = within_limit("the read of the journal and the leases", move || {
             node_files::read(&places)
@@ -90,9 +90,9 @@ impl Sources {
         };
         let daemon = self.daemon().map_err(|error| error.to_string());
         let kubelet = self.kubelet().map_err(|error| error.to_string());
-        let mut state = NodeState {
+        let mut state = Answers {
             late,
-            ..NodeState::new(daemon, kubelet, files)
+            ..Answers::new(daemon, kubelet, files)
         };
         state.judge(global.host());
         state
@@ -101,7 +101,7 @@ impl Sources {
 
 /// What each source said.
 #[derive(Debug)]
-pub(crate) struct NodeState {
+pub(crate) struct Answers {
     /// The daemon's own state.
     pub daemon: Result<DaemonStatus, String>,
     /// The kubelet's.
@@ -122,7 +122,7 @@ pub(crate) struct NodeState {
     late: Vec<String>,
 }
 
-impl NodeState {
+impl Answers {
     /// What the sources say, without the hardware.
     pub(crate) fn new(
         daemon: Result<DaemonStatus, String>,
@@ -385,19 +385,19 @@ mod tests {
         }
     }
 
-    fn unanswered() -> NodeState {
+    fn unanswered() -> Answers {
         let files = Files {
             attachments: Err("no permission".into()),
             leases: Err("stale handle".into()),
             notes: Vec::new(),
         };
         let kubelet = Err("no socket".into());
-        NodeState::new(Err("connection refused".into()), kubelet, files)
+        Answers::new(Err("connection refused".into()), kubelet, files)
     }
 
     #[test]
     fn without_a_daemon_the_kubelet_reports_our_units() {
-        let status = NodeState {
+        let status = Answers {
             kubelet: Ok(Devices {
                 held: vec![
                     held("rdma/a", &["pool_3e71787e_0"]),
@@ -441,7 +441,7 @@ mod tests {
             unready: vec!["rdma/a is not registered".into()],
             ..DaemonStatus::default()
         };
-        let status = NodeState {
+        let status = Answers {
             daemon: Ok(daemon),
             ..unanswered()
         };
@@ -459,7 +459,7 @@ mod tests {
 
     #[test]
     fn what_the_kubelet_reports_as_held_outweighs_the_daemons_older_report() {
-        let status = NodeState {
+        let status = Answers {
             daemon: Ok(DaemonStatus {
                 pools: vec![PoolStatus {
                     resource: "rdma/a".into(),
@@ -496,7 +496,7 @@ mod tests {
             ],
             allocatable: Vec::new(),
         };
-        let mut status = NodeState {
+        let mut status = Answers {
             kubelet: Ok(devices),
             ..unanswered()
         };

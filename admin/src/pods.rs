@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::global::Global;
-use crate::node_state::{NodeState, Sources};
+use crate::node_state::{Answers, Sources};
 use crate::output::{Ended, Exit, complain, optional, table};
 
 /// Shows one line for each HCA or interface of a pod: units, HCA, GPUs and how near they are,
@@ -105,7 +105,7 @@ impl Pods {
 
 /// Units, bindings and attachments, joined by what identifies each: a unit and its binding by pod and
 /// slot while the pod has the slot, an interface and a unit by pod and HCA. `now` in Unix seconds.
-fn rows(state: &NodeState, now: u64) -> Vec<Row> {
+fn rows(state: &Answers, now: u64) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let holders = state.holders();
     let all_gpus = &state.machine.gpus;
@@ -206,7 +206,7 @@ fn rows(state: &NodeState, now: u64) -> Vec<Row> {
 }
 
 /// Whether a row's units each stand for all HCAs of their pool, and one of these is in it.
-fn is_of_pool(state: &NodeState, row: &Row, hcas: &BTreeSet<String>) -> bool {
+fn is_of_pool(state: &Answers, row: &Row, hcas: &BTreeSet<String>) -> bool {
     let stands_for_all = |unit: &String| matches!(unit.parse::<UnitId>(), Ok(UnitId::Pool { .. }));
     let mut pools = state.daemon.iter().flat_map(|daemon| &daemon.pools);
     row.units.iter().all(stands_for_all)
@@ -336,7 +336,7 @@ mod tests {
         }
     }
 
-    fn state(held: Vec<Held>, attachments: Vec<Attachment>) -> NodeState {
+    fn state(held: Vec<Held>, attachments: Vec<Attachment>) -> Answers {
         let hca = |id: &str, netdev: &str| HcaStatus {
             id: id.into(),
             netdevs: vec![netdev.into()],
@@ -360,7 +360,7 @@ mod tests {
             leases: Ok(Vec::new()),
             notes: Vec::new(),
         };
-        NodeState::new(Ok(daemon), Ok(kubelet), files)
+        Answers::new(Ok(daemon), Ok(kubelet), files)
     }
 
     #[test]

@@ -236,6 +236,13 @@ mod tests {
         state.missing = vec![missing(6), missing(7)];
         state.hcas.truncate(7);
         assert_eq!(labels(&state), FULL);
+        // The faster half is missing, and then all, as while a driver is loaded anew.
+        let before = of(&eight("ACTIVE"), None, &Labels::new()).unwrap();
+        for here in [4, 0] {
+            let mut state = node((0..here).map(|n| hca(n, "ACTIVE", 200_000)).collect());
+            state.missing = (here..8).map(missing).collect();
+            assert_eq!(text(&of(&state, None, &before).unwrap()), FULL);
+        }
     }
 
     #[test]

@@ -303,6 +303,17 @@ fn what_the_api_knows_is_printed_and_no_node_is_asked() -> Result<()> {
         assert_eq!(output.status.code(), Some(code), "{said}");
         ensure!(said.contains(expected), "{said}");
     }
+    // An object of another version is named, and hides no other one.
+    let other = json!({"metadata": {"name": "n3"}, "status": {"hcas": 7}});
+    let list = json!({"kind": "List", "items": [rdma_node("n2", &[]), other]});
+    fs::write(cluster.0.path().join("rdmanodes.json"), list.to_string())?;
+    let output = cluster.rdma(&["status"])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.contains("1 of 2 nodes have a problem"), "{said}");
+    let text = lines(&output).join("\n");
+    for part in ["n2 rdma/nic late", "n3: its RdmaNode is of another version"] {
+        ensure!(text.contains(part), "{text}");
+    }
     fs::write(cluster.0.path().join("nodes"), "n1 True\nn2 Unknown\n")?;
     let old = lines(&cluster.rdma(&["status"])?);
     ensure!(
