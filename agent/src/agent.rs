@@ -223,14 +223,13 @@ async fn follow(agent: Arc<Agent>, name: String) {
     let mut wait = RETRY_INTERVAL;
     loop {
         let begun = Instant::now();
-        let followed = agent.clone().find(&name).await;
-        let followed = match (&followed, &store.backend) {
-            (Ok(()), Backend::Directory(_)) => {
-                *lock(&store.fault) = None;
-                return;
-            }
-            (Ok(()), Backend::Api(api)) => agent.hear(store, api).await,
-            (Err(_), _) => followed,
+        let followed = match &store.backend {
+            Backend::Api(api) => agent.hear(store, api).await,
+            Backend::Directory(directory) => match agent.find(&name, directory.clone()).await {
+                // A directory tells of no change.
+                Ok(()) => return *lock(&store.fault) = None,
+                fault => fault,
+            },
         };
         if let Err(fault) = followed {
             let before = lock(&store.fault).replace(fault.clone());
@@ -254,12 +253,9 @@ pub(crate) fn random() -> f64 {
 }
 
 impl Agent {
-    async fn find(self: Arc<Self>, name: &str) -> Result<(), String> {
-        let Some(backend) = self.stores.get(name).map(|store| store.backend.clone()) else {
-            return Ok(());
-        };
-        let owned = name.to_owned();
-        let found = tokio::task::spawn_blocking(move || backend.documents(&owned));
+    async fn find(&self, name: &str, directory: Directory) -> Result<(), String> {
+        let name = name.to_owned();
+        let found = tokio::task::spawn_blocking(move || directory.documents(&name));
         let found = found.await.map_err(|error| error.to_string())?;
         for News { space, subnet } in found.map_err(|error| error.to_string())? {
             self.begin(&space, Some(Message::News(subnet)));
@@ -277,6 +273,15 @@ impl Agent {
 
     /// Passes on what the API tells, until the watch ends.
     async fn hear(&self, store: &Store, api: &Api) -> Result<(), String> {
+        let tell = |News { space, subnet }: News| {
+            // Of another store of the API, or of a space that it does not use any more: nothing waits here.
+            if self.stores.contains_key(&space.store) {
+                self.begin(&space, Some(Message::News(subnet)));
+            }
+        };
+        let found = api.documents().await;
+        let (found, from) = found.map_err(|error| error.to_string())?;
+        found.into_iter().for_each(tell);
         api.look().await.map_err(|error| error.to_string())?;
         *lock(&store.fault) = None;
         for (space, worker) in &*lock(&self.workers) {
@@ -288,13 +293,8 @@ impl Agent {
                 let _ = worker.messages.send(Message::Missed);
             }
         }
-        let tell = |news: News| {
-            // Of another store of the API, or of a space that it does not use any more: nothing waits here.
-            if self.stores.contains_key(&news.space.store) {
-                let _ = self.tell(&news.space, Some(Message::News(news.subnet)));
-            }
-        };
-        api.watch(tell).await.map_err(|error| error.to_string())
+        let watch = api.watch(&from, tell).await;
+        watch.map_err(|error| error.to_string())
     }
 
     /// Of a node with this policy; no thread runs yet. Within a runtime.

@@ -41,6 +41,9 @@ use object::{KIND, Object, label_of, name, news, parse, patch, version_of};
 const PATH: &str = "/apis/rdma-netdev.io/v1alpha1/addresssubnets";
 /// A request that takes longer failed.
 const LIMIT: Duration = Duration::from_secs(10);
+/// What every agent asks when it starts and when its watch ends: nobody waits for it, and after the API's
+/// restart all agents ask at one time. Who gives up too early makes the server do it twice.
+const PATIENT_LIMIT: Duration = Duration::from_mins(1);
 /// How long the server keeps a watch open, in seconds.
 const WATCH_SECONDS: u32 = 290;
 /// How long a restored store is not claimed from.
@@ -167,19 +170,28 @@ impl Api {
         what: &str,
         request: Result<http::Request<Vec<u8>>, RequestError>,
     ) -> Result<T, ApiError> {
+        self.request_within(LIMIT, what, request).await
+    }
+
+    async fn request_within<T: DeserializeOwned>(
+        &self,
+        limit: Duration,
+        what: &str,
+        request: Result<http::Request<Vec<u8>>, RequestError>,
+    ) -> Result<T, ApiError> {
         let wrong = |why: String| ApiError::Wrong {
             what: what.to_owned(),
             why,
         };
         let request = request.map_err(|error| wrong(error.to_string()))?;
         self.counts.requests.fetch_add(1, Ordering::Relaxed);
-        let answer = tokio::time::timeout(LIMIT, self.client.request(request)).await;
+        let answer = tokio::time::timeout(limit, self.client.request(request)).await;
         let failed = match answer {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => failure(what, &error),
             Err(_) => ApiError::NoAnswer {
                 what: what.to_owned(),
-                why: format!("not within {} s", LIMIT.as_secs()),
+                why: format!("not within {} s", limit.as_secs()),
             },
         };
         self.counts.failed.fetch_add(1, Ordering::Relaxed);
@@ -297,17 +309,19 @@ impl Api {
             .collect())
     }
 
-    /// The documents of a store in which this node has parts, as some server remembers them.
+    /// The documents in which this node has parts, as some server remembers them, and from where to watch them.
     ///
     /// # Errors
     /// The API does not answer.
-    pub fn documents(&self, store: &str) -> Result<Vec<News>, ApiError> {
+    pub async fn documents(&self) -> Result<(Vec<News>, String), ApiError> {
         let parameters = ListParams::default()
             .labels(&label_of(&self.node))
             .match_any();
-        let list = self.list(&format!("list the {KIND}s of this node"), &parameters)?;
-        let found = list.items().iter().filter_map(news);
-        Ok(found.filter(|one| one.space.store == store).collect())
+        let request = Request::new(PATH).list_metadata(&parameters);
+        let what = format!("list the {KIND}s of this node");
+        let list: List = self.request_within(PATIENT_LIMIT, &what, request).await?;
+        let found = list.items().iter().filter_map(news).collect();
+        Ok((found, list.metadata.resource_version.unwrap_or_default()))
     }
 
     /// How many Nodes the cluster has; not known where it cannot be asked.
@@ -398,7 +412,8 @@ impl Api {
         let before = self.highest();
         // From etcd: one item and the version of all.
         let request = Request::new(PATH).list_metadata(&ListParams::default().limit(1));
-        let list: List = self.request(&format!("list {KIND}s"), request).await?;
+        let what = format!("list {KIND}s");
+        let list: List = self.request_within(PATIENT_LIMIT, &what, request).await?;
         self.saw(
             before,
             version_of(list.metadata.resource_version.as_deref()),
@@ -406,25 +421,20 @@ impl Api {
         Ok(())
     }
 
-    /// Tells of each document in which something waits for this node, first of all that there are, until
-    /// the server ends the watch.
+    /// Tells of each document in which from now on something waits for this node, until the server ends the
+    /// watch. `from` is what [`Self::documents`] gave.
     ///
     /// # Errors
     /// The API does not answer, or ended the watch with an error.
-    pub async fn watch(&self, mut tell: impl FnMut(News)) -> Result<(), ApiError> {
+    pub async fn watch(&self, from: &str, mut tell: impl FnMut(News)) -> Result<(), ApiError> {
         use futures_util::TryStreamExt as _;
 
         let what = format!("watch the {KIND}s that wait for this node");
         let selector = format!("{}=asked", label_of(&self.node));
-        let parameters = ListParams::default().labels(&selector).match_any();
-        let request = Request::new(PATH).list_metadata(&parameters);
-        let list: List = self.request(&what, request).await?;
-        list.items().iter().filter_map(news).for_each(&mut tell);
-        let version = list.metadata.resource_version.unwrap_or_default();
         let parameters = WatchParams::default()
             .labels(&selector)
             .timeout(WATCH_SECONDS);
-        let request = Request::new(PATH).watch_metadata(&parameters, &version);
+        let request = Request::new(PATH).watch_metadata(&parameters, from);
         let request = request.map_err(|error| ApiError::Wrong {
             what: what.clone(),
             why: error.to_string(),
@@ -432,10 +442,10 @@ impl Api {
         self.counts.requests.fetch_add(1, Ordering::Relaxed);
         let failed = |error: kube::Error| failure(&what, &error);
         let events = self.client.request_events::<PartialObjectMeta>(request);
-        let events = tokio::time::timeout(LIMIT, events).await;
+        let events = tokio::time::timeout(PATIENT_LIMIT, events).await;
         let events = events.map_err(|_| ApiError::NoAnswer {
             what: what.clone(),
-            why: format!("not within {} s", LIMIT.as_secs()),
+            why: format!("not within {} s", PATIENT_LIMIT.as_secs()),
         })?;
         let mut events = std::pin::pin!(events.map_err(failed)?);
         // A connection that died without a word ends here, too.

@@ -8,7 +8,7 @@ use ipam::space::AddressSpace;
 use ipam::subnet::Document;
 use ipnetwork::IpNetwork;
 
-use crate::api::{self, Api, ApiError, News};
+use crate::api::{self, Api, ApiError};
 use crate::directory::{Directory, DirectoryError};
 
 /// A document as it was read, and its version; 0 before there is one.
@@ -178,28 +178,6 @@ impl Backend {
                 Ok(directory.subnets(space)?)
             }
             Self::Api(api) => Ok(api.subnets(space, node)?),
-        }
-    }
-
-    /// The documents of a store in which this node may have parts.
-    ///
-    /// # Errors
-    /// They cannot be listed.
-    pub fn documents(&self, store: &str) -> Result<Vec<News>, BackendError> {
-        match self {
-            Self::Directory(directory) => {
-                ipam::directory::check(directory.path())?;
-                let mut found = Vec::new();
-                for space in directory.spaces(store)? {
-                    let subnets = directory.subnets(&space)?.into_iter();
-                    found.extend(subnets.map(|subnet| News {
-                        space: space.clone(),
-                        subnet,
-                    }));
-                }
-                Ok(found)
-            }
-            Self::Api(api) => Ok(api.documents(store)?),
         }
     }
 

@@ -22,7 +22,8 @@ use ipnetwork::IpNetwork;
 use nix::errno::Errno;
 use node::random::random64;
 
-use crate::backend::{Read, Swap};
+use crate::api::News;
+use crate::backend::{BackendError, Read, Swap};
 
 /// A document of 256 parts, each with four wants, is shorter.
 const MAX_BYTES: u64 = 1 << 20;
@@ -117,6 +118,23 @@ impl Directory {
             subnets.extend(parsed);
         }
         Ok(subnets)
+    }
+
+    /// The documents in which a node may have parts: all of them. The directory must be a store.
+    ///
+    /// # Errors
+    /// It is none, or cannot be read.
+    pub fn documents(&self, store: &str) -> Result<Vec<News>, BackendError> {
+        ipam::directory::check(self.path())?;
+        let mut found = Vec::new();
+        for space in self.spaces(store)? {
+            let subnets = self.subnets(&space)?.into_iter();
+            found.extend(subnets.map(|subnet| News {
+                space: space.clone(),
+                subnet,
+            }));
+        }
+        Ok(found)
     }
 
     /// Reads a document: an empty one where there is none.

@@ -192,7 +192,7 @@ impl Machine {
 /// As the agent opens it: with the documents that the store is found to have.
 fn open(context: &Arc<Context>, share: &Directory, now: Instant) -> Space {
     let backend = Backend::Directory(share.clone());
-    let found = backend.documents("shared").unwrap_or_default();
+    let found = share.documents("shared").unwrap_or_default();
     let space = Space::open(
         context.clone(),
         address_space(),

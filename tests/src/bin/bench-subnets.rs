@@ -43,7 +43,7 @@ use ipam::subnet::{self, Part, subnet_of};
 use node::policy::{Policy, Profile, StoreKind, StorePolicy};
 use node_wire::{FailureKind, Room, RoomNeed, RoomQuestion};
 use rdma_agent::agent::{Settings, run};
-use rdma_agent::api::{Api, News};
+use rdma_agent::api::{Api, ApiError, News};
 use rdma_agent::backend::{Read, Swap};
 use rdma_agent::decide::ThisNode;
 use rdma_agent::space::Context;
@@ -720,42 +720,59 @@ fn fill(api: &Api, space: &AddressSpace, nodes: usize) -> Result<()> {
                 (single(IpAddr::V4(address.into())), Part::of(&by))
             })
             .collect();
-        let swap = api.swap(space, &none, &document)?;
-        ensure!(matches!(swap, Swap::Won(_)), "{swap:?}");
+        // As nodes do: one makes the document, and others change it.
+        let mut first = none.document.clone();
+        first.parts = document.parts.clone().into_iter().take(1).collect();
+        ensure!(matches!(api.swap(space, &none, &first)?, Swap::Won(_)));
+        let made = api.read(space, document.subnet)?;
+        ensure!(matches!(api.swap(space, &made, &document)?, Swap::Won(_)));
     }
     Ok(())
 }
 
-/// What an agent asks until it hears what waits for it; tried again as the agent does.
+/// What an agent asks until it has read its parts, each of it tried again as the agent does; where to watch from.
 fn start_agent(
     api: &Api,
     runtime: &Handle,
-    store: &str,
     name: &str,
     (failed, over): (&AtomicU64, &CancellationToken),
-) {
-    let begin = || -> Result<()> {
-        let documents = api.documents(store)?;
-        ensure!(!documents.is_empty(), "{name} has no document");
-        runtime.block_on(api.look())?;
-        for News { space, subnet } in documents {
-            let document = api.read(&space, subnet)?.document;
-            ensure!(document.parts.values().any(|part| part.node == name));
-        }
-        Ok(())
-    };
+) -> String {
     let mut random = Random(ipam::space::hash(name));
-    let mut wait = 1000;
-    while let Err(error) = begin()
-        && !over.is_cancelled()
-    {
+    let mut pause = |wait: &mut usize, error: &ApiError| {
         if failed.fetch_add(1, Ordering::Relaxed) == 0 {
             eprintln!("{name}: {error}");
         }
-        let pause = wait / 2 + random.below(wait);
+        let pause = *wait / 2 + random.below(*wait);
         thread::sleep(Duration::from_millis(pause as u64));
-        wait = (2 * wait).min(30_000);
+        *wait = (2 * *wait).min(30_000);
+        !over.is_cancelled()
+    };
+    let begin = || {
+        let found = runtime.block_on(api.documents())?;
+        runtime.block_on(api.look())?;
+        Ok(found)
+    };
+    let mut wait = 1000;
+    let (documents, from) = loop {
+        match begin() {
+            Ok(found) => break found,
+            Err(error) if pause(&mut wait, &error) => {}
+            Err(_) => return String::new(),
+        }
+    };
+    assert!(!documents.is_empty(), "{name} has no document");
+    let mut wait = 1000;
+    for News { space, subnet } in documents {
+        let read = loop {
+            match api.read(&space, subnet) {
+                Ok(read) => break read,
+                Err(error) if pause(&mut wait, &error) => {}
+                Err(_) => return String::new(),
+            }
+        };
+        assert!(read.document.parts.values().any(|part| part.node == name));
     }
+    from
 }
 
 fn start(arguments: &Arguments) -> Result<()> {
@@ -787,9 +804,9 @@ fn start(arguments: &Arguments) -> Result<()> {
             thread::Builder::new()
                 .stack_size(512 << 10)
                 .spawn_scoped(scope, move || {
-                    start_agent(&api, runtime, "default", &name, (failed, over));
+                    let from = start_agent(&api, runtime, &name, (failed, over));
                     hears.fetch_add(1, Ordering::Relaxed);
-                    let watch = async { drop(api.watch(|_| ()).await) };
+                    let watch = async { drop(api.watch(&from, |_| ()).await) };
                     runtime.block_on(async {
                         tokio::select! { () = watch => {} () = over.cancelled() => {} }
                     });
