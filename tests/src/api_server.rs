@@ -113,8 +113,8 @@ impl ApiServer {
         &self.kubeconfig
     }
 
-    /// A kubeconfig file with a client certificate of this user. Whoever is not in
-    /// `system:masters` gets 403 for every object: RBAC is not served.
+    /// A kubeconfig file with a client certificate of this user. Whoever is not in `system:masters` or
+    /// `crowd` gets 403 for every object: RBAC is not served.
     ///
     /// # Errors
     /// The certificate or the file cannot be made.

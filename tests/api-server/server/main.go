@@ -3,7 +3,8 @@
 // Both are served by Kubernetes' own packages (k8s.io/apiserver and k8s.io/apiextensions-apiserver)
 // on etcd: create, optimistic concurrency, list, watch, bookmarks and expiry are those of a
 // cluster. Not here, because they belong to kube-apiserver itself: every other core type, RBAC (a
-// client certificate of the group system:masters may do everything, anybody else nothing),
+// client certificate of the group system:masters or crowd may do everything, the latter within the
+// limits of requests in flight, anybody else nothing),
 // admission (a namespace need not exist), service account tokens and the list of groups at /apis.
 package main
 
@@ -17,6 +18,8 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	crdserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apiextensions-apiserver/pkg/cmd/server/options"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/apiserver/pkg/authorization/union"
 	"k8s.io/apiserver/pkg/endpoints/openapi"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/webhook"
@@ -87,6 +90,8 @@ func configOf(o *options.CustomResourceDefinitionsServerOptions) (*crdserver.Con
 	if err := o.RecommendedOptions.ApplyTo(config); err != nil {
 		return nil, err
 	}
+	authorization := &config.Config.Authorization
+	authorization.Authorizer = union.New(authorizerfactory.NewPrivilegedGroups("crowd"), authorization.Authorizer)
 	if err := o.APIEnablement.ApplyTo(&config.Config, crdserver.DefaultAPIResourceConfigSource(), crdserver.Scheme); err != nil {
 		return nil, err
 	}

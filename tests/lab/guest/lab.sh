@@ -119,6 +119,17 @@ machine() {
 	[ ! -s "$lab_answer" ] || [ "$1" = info ]
 }
 
+# reset: the machine starts anew, and with it the scenario; was_reset says so then. What a node keeps on its disk
+# comes back.
+reset() {
+	cp -a /var/lib/rdma-netdev "/lab/sync/disk.$LAB_GUEST"
+	sync
+	lab_send reset
+	nap 600
+}
+was_reset() { [ -e "/lab/sync/disk.$LAB_GUEST" ]; }
+! was_reset || cp -a "/lab/sync/disk.$LAB_GUEST/." /var/lib/rdma-netdev/
+
 # --- RDMA ----------------------------------------------------------------------------------
 
 # load_rdma: the modules that user space needs; nothing loads them by itself in a guest.

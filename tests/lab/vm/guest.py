@@ -88,6 +88,16 @@ class Guest:
         """A command of QEMU's human monitor; the answer is empty when all is well."""
         return str(self._qmp("human-monitor-command", **{"command-line": line})).replace("\r", "")
 
+    def reset(self) -> None:
+        """The machine starts anew, as by its reset button, with the devices that it has now. Asked for by
+        nobody (a panic), a reset ends it."""
+        self._qmp("set-action", reboot="reset")
+        self._qmp("system_reset")
+
+    def booted(self) -> None:
+        """After a reset, another one ends it again."""
+        self._qmp("set-action", reboot="shutdown")
+
     def lines(self) -> list[str]:
         """What the guest has reported since the last call. Empty lines are left out."""
         try:

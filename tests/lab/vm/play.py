@@ -175,6 +175,7 @@ class Play:
         match word:
             case "boot":
                 self.booted[guest.number] = float(rest)
+                guest.booted()
             case "done":
                 self.done[guest.number] = int(rest)
             case "ok":
@@ -194,6 +195,8 @@ class Play:
                 path = self.directory / "share" / "sync" / answer
                 path.with_suffix(".new").write_text(guest.monitor_command(command))
                 path.with_suffix(".new").rename(path)
+            case "reset":
+                guest.reset()
             case "api-server" if self.control_plane:
                 self.control_plane.ask(rest)
             case _:

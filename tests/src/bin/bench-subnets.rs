@@ -778,7 +778,9 @@ fn start_agent(
 fn start(arguments: &Arguments) -> Result<()> {
     let place = TempDir::new()?;
     let server = cluster::api_server()?;
-    let proxy = Proxy::start(server.kubeconfig(), 1)?;
+    // As agents are: the server answers so many of them at a time, and sends the others away for a second.
+    let agents = server.kubeconfig_of("agent", &["crowd"])?;
+    let proxy = Proxy::start(&agents, 1)?;
     let end = CancellationToken::new();
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let (handle, until) = (runtime.handle().clone(), end.clone());
