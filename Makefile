@@ -113,6 +113,10 @@ bench-ipam: build ## ADD and DEL of rdma-ipam beside host-local, from 100 to 65,
 bench-subnets: ## 500 nodes' addresses on a real API server that is killed meanwhile, 250 in one /24: uniqueness, rate, requests
 	tests/bench/subnets
 
+.PHONY: bench-nodes
+bench-nodes: ## 1,000 nodes' RdmaNodes on a real API server while ports flap: requests, bytes, processor time
+	tests/bench/nodes
+
 .PHONY: bench-late
 bench-late: build ## what late binding adds to an ADD, beside a unit that names its NIC
 	tests/bench/late

@@ -264,7 +264,7 @@ impl<F: Fn() -> Vec<OwnedAddresses>> Writer<F> {
                 // Who wrote which key is not followed: see AddressSubnet.
                 let patch = json!({"metadata": {"managedFields": [{}]}, "status": next.json()});
                 let parameters = PatchParams::default();
-                Request::new(PATH).patch(name, &parameters, &Patch::Merge(patch))
+                Request::new(PATH).patch_metadata(name, &parameters, &Patch::Merge(patch))
             }
             None => {
                 let uid = self.node().await?.metadata.uid.unwrap_or_default();

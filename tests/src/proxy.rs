@@ -66,6 +66,8 @@ pub enum Kind {
     Write,
     /// Of Nodes.
     Nodes,
+    /// Of events.
+    Event,
 }
 
 /// What passed.
@@ -75,6 +77,8 @@ pub struct Count {
     pub accepted: u64,
     /// Answered with 409.
     pub conflicts: u64,
+    /// Of bodies of requests.
+    pub sent: u64,
     /// Of bodies of answers.
     pub bytes: u64,
 }
@@ -239,6 +243,7 @@ fn serve(
 fn kind(method: &Method, path: &str, query: &str) -> Kind {
     match (method, path) {
         (_, path) if path.starts_with("/api/v1/nodes") => Kind::Nodes,
+        (_, path) if path.ends_with("/events") => Kind::Event,
         (&Method::GET, _) if query.contains("watch=") => Kind::Watch,
         (&Method::GET, path) if path.ends_with("/addresssubnets") => Kind::List,
         (&Method::GET, _) => Kind::Read,
@@ -314,13 +319,15 @@ async fn pass(
     };
     let (reach, refused, is_lost, cut, old) = {
         let mut state = lock(state);
-        state.counts.entry(kind).or_default().requests += 1;
+        let count = state.counts.entry(kind).or_default();
+        count.requests += 1;
+        count.sent += body.len() as u64;
         let faults = state.faults;
         let refused = match (state.happens(faults.refused), kind) {
             (false, _) => None,
             (true, Kind::Write) => Some([409, 429, 500, 504]),
             (true, Kind::List | Kind::Watch) => Some([410, 429, 500, 504]),
-            (true, Kind::Read | Kind::Nodes) => Some([429, 429, 500, 504]),
+            (true, Kind::Read | Kind::Nodes | Kind::Event) => Some([429, 429, 500, 504]),
         };
         let refused = refused.map(|codes| {
             let [one, other, third, last] = codes;
