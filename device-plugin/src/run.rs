@@ -27,7 +27,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use node::identity::boot_id;
 use node_server::http;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -109,9 +109,16 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let known = pods.holdings();
     // What pods have is known before the first scan, so that none of it seems to be gone.
     let known_hcas = paths.clone();
-    let memory = node_files
-        .run(move || Memory::load(&known_hcas.state_dir(), boot_id(&known_hcas.host.proc)));
-    let memory = memory.await.unwrap_or_default();
+    let reader: Reader = readers.reader("known", "the file of known HCAs", FIRST_FILES_TIMEOUT);
+    let memory =
+        reader.begin(move || Memory::load(&known_hcas.state_dir(), boot_id(&known_hcas.host.proc)));
+    // On a node that boots it can take longer than the start waits.
+    let mut unread = memory.unwrap_or_else(|| oneshot::channel().1);
+    let memory = tokio::time::timeout(FIRST_FILES_TIMEOUT, &mut unread).await;
+    let (memory, unread) = match memory {
+        Ok(memory) => (memory.unwrap_or_default(), None),
+        Err(_) => (Memory::default(), Some(unread)),
+    };
     let reclaimed = watch::Sender::new(reclaim::Counts::default());
     let found = reclaimed.subscribe();
     services.spawn(reclaim::keep_reclaiming(
@@ -154,6 +161,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 heard,
                 held: known.clone(),
                 found,
+                unread,
                 allocated: unwritten,
                 removed,
                 bindings: bindings.subscribe(),

@@ -32,8 +32,7 @@ const VERSION: u32 = 1;
 /// An HCA has about 2 kB.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
 
-/// HCAs as they were last known, all of them whole. The default one is for a file that could not be
-/// read in time.
+/// HCAs as they were last known, all of them whole. The default one is for a file that is not read yet.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Memory {
     /// Of the file; none if that was not read, and must stay.
@@ -106,6 +105,19 @@ impl Memory {
             version: Some(VERSION),
             boot,
             ..memory
+        }
+    }
+
+    /// Takes in what earlier daemons knew, read after this one began. What this one saw is newer.
+    pub fn recall(&mut self, earlier: Self) {
+        let seen = std::mem::replace(self, earlier);
+        for (id, mut known) in seen.known {
+            known.boot.clone_from(&self.boot);
+            self.known.insert(id, known);
+        }
+        self.resources.extend(seen.resources);
+        for (resource, hcas) in seen.pooled {
+            self.pooled.entry(resource).or_default().extend(hcas);
         }
     }
 

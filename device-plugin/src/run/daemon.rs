@@ -27,7 +27,7 @@ use hca::host::Hung;
 use node::file::FileId;
 use node_wire::status::ConfigurationStatus;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tracing::Level;
 
@@ -66,6 +66,8 @@ pub(super) struct Inputs {
     pub(super) held: watch::Receiver<Option<Arc<Holdings>>>,
     /// What was cleaned up.
     pub(super) found: watch::Receiver<Counts>,
+    /// What earlier daemons knew of HCAs, if that is not read yet.
+    pub(super) unread: Option<oneshot::Receiver<Memory>>,
     /// Device information of units that were allocated.
     pub(super) allocated: mpsc::Receiver<device_info::Files>,
     /// HCAs that were removed for good.
@@ -80,6 +82,7 @@ enum Input {
     /// Holdings or bindings.
     World,
     Found,
+    Known(Memory),
     Allocated(device_info::Files),
     Removed(HcaId),
 }
@@ -92,11 +95,19 @@ impl Inputs {
             Ok(()) = self.held.changed() => Input::World,
             Ok(()) = self.bindings.changed() => Input::World,
             Ok(()) = self.found.changed() => Input::Found,
+            Some(memory) = read(&mut self.unread) => Input::Known(memory),
             Some(files) = self.allocated.recv() => Input::Allocated(files),
             Some(hca) = self.removed.recv() => Input::Removed(hca),
             else => std::future::pending().await,
         }
     }
+}
+
+/// What is read, once it is.
+async fn read(unread: &mut Option<oneshot::Receiver<Memory>>) -> Option<Memory> {
+    let value = unread.as_mut()?.await;
+    *unread = None;
+    value.ok()
 }
 
 /// What the loop asks of others and says to them.
@@ -340,6 +351,10 @@ impl Daemon {
             Input::Allocated(files) => {
                 self.note_allocated(files);
                 return None;
+            }
+            Input::Known(memory) => {
+                self.history.memory.recall(memory);
+                Trigger::World
             }
             Input::Removed(hca) => {
                 self.history.memory.forget(&hca);

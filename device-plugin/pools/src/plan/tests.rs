@@ -906,3 +906,36 @@ fn a_physical_function_that_does_not_come_back_is_missing_until_it_does() {
     daemon.update(&config, &without, now);
     assert_eq!(daemon.plan.missing.len(), 1, "it was here again");
 }
+
+#[test]
+fn what_an_earlier_daemon_knew_may_come_late() {
+    let node = Node::new();
+    let config = config("mode: exclusive, select: { functions: [pf] }");
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
+    let kept = node.keep(&daemon);
+    let earlier = || Memory::load(kept.path(), String::new());
+    // The NIC is not there any more.
+    let without = {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::new(dir.path());
+        tree.rdma_core(true);
+        scan(&tree)
+    };
+    let mut daemon = Daemon::default();
+    daemon.update(&config, &without, now);
+    assert_eq!(daemon.plan.missing, []);
+    assert_eq!(daemon.history.memory.text(), None, "the file stays");
+    daemon.history.memory.recall(earlier());
+    daemon.update(&config, &without, now);
+    assert_eq!(daemon.plan.missing.len(), 1);
+    assert!(daemon.history.memory.text().is_some());
+    // It is there, and a pod takes it after the first scan: it stays in its pool.
+    let mut daemon = Daemon::default();
+    daemon.update(&config, &node.scan(), now);
+    daemon.history.memory.recall(earlier());
+    node.take();
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(daemon.plan.missing, []);
+    assert_eq!(daemon.plan.pools[0].members().len(), 1);
+}
