@@ -107,7 +107,7 @@ if ! was_reset; then
 	cause
 	cable 2 on
 	becomes "the object shows three healthy NICs" '3/3 '
-	# The port comes up, and five seconds later the HCA is healthy (health.upDelay).
+	# The port comes up, and a second later the HCA is healthy (health.upDelay).
 	check "in one write for each change" test "$(writes)" -le 2
 	check "so does an event" event '^HcaHealthy: '
 	check "the Node is RdmaReady again" wait_for 120 is_ready True
