@@ -53,8 +53,7 @@ pub(crate) struct Row {
     pub hca: Option<String>,
     /// How far a late-binding pool has come with it: `bound`, `attached`, `detached` or `started`.
     pub stage: Option<String>,
-    /// The pod's GPUs that this HCA serves, with their distance; where the HCA was not bound to GPUs,
-    /// all GPUs of the pod.
+    /// The pod's GPUs that this HCA was bound to serve, with their distance.
     pub gpus: Vec<String>,
     /// Whether a nearer HCA exists for one of the pod's GPUs.
     pub misaligned: bool,
@@ -107,20 +106,10 @@ impl Pods {
 /// slot while the pod has the slot, an interface and a unit by pod and HCA. `now` in Unix seconds.
 fn rows(state: &Answers, now: u64) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
-    let holders = state.holders();
-    let all_gpus = &state.machine.gpus;
-    let served = |gpu: &ServedGpu| {
-        let mut known = all_gpus.iter();
-        let known = known.find(|one| one.place.address.to_string() == gpu.gpu);
-        let name = known.map_or_else(|| gpu.gpu.clone(), |one| format!("GPU{}", one.ordinal));
-        format!("{name} {}", gpu.class)
-    };
+    let misaligned = state.misaligned();
+    let served = |gpu: &ServedGpu| format!("{} {}", gpu.gpu, gpu.class);
     for held in state.held() {
         let pod = format!("{}/{}", held.namespace, held.pod);
-        let gpus = all_gpus
-            .iter()
-            .filter(|gpu| holders.gpu(gpu).contains(&pod));
-        let gpus: Vec<String> = gpus.map(|gpu| format!("GPU{}", gpu.ordinal)).collect();
         for id in held.ids {
             let mut bindings = state.daemon.iter().flat_map(|daemon| &daemon.bindings);
             let whose = (&held.resource, &id, &held.namespace, &held.pod);
@@ -136,13 +125,10 @@ fn rows(state: &Answers, now: u64) -> Vec<Row> {
                 resource: Some(held.resource.clone()),
                 hca: bound.map(|bound| bound.hca.clone()).or(named),
                 stage: bound.map(|bound| bound.stage.clone()),
-                gpus: gpus.clone(),
-                misaligned: state.misaligned.contains_key(&pod),
+                gpus: bound.map_or_else(Vec::new, |bound| bound.gpus.iter().map(served).collect()),
+                misaligned: misaligned.contains_key(&pod),
                 ..Row::default()
             };
-            if let Some(bound) = bound.filter(|bound| !bound.gpus.is_empty()) {
-                row.gpus = bound.gpus.iter().map(served).collect();
-            }
             let whose =
                 |row: &Row| [&row.pod, &row.container, &row.resource, &row.hca].map(Clone::clone);
             // Shares of one HCA in one container are one line.

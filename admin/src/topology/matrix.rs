@@ -89,7 +89,7 @@ fn gpus(view: &View) -> String {
             gpu.title() + without,
             link(view.link(&gpu.place)),
             format!("{class} {near}"),
-            pods(&view.holders.gpu(gpu)),
+            pods(&view.pods_with(gpu.place.address)),
         ]
     };
     let rows = view.machine.gpus.iter().map(row);
@@ -112,17 +112,17 @@ fn nics(view: &View) -> String {
             rate(hca),
             link(view.link(&nic.place)),
             optional(nic.rail.as_ref().map(|rail| rail.number)),
-            pods(&view.holders.nic(nic)),
+            pods(&view.pods_with(&hca.id)),
         ]
     };
     let rows = view.machine.nics.iter().enumerate().map(row);
     table("NIC  RDMA  NETDEV  HCA  LINK  RATE  PCIE  RAIL  POD", rows)
 }
 
-fn pods(pods: &[String]) -> String {
+fn pods(pods: &[&str]) -> String {
     match pods {
         [] => "-".to_owned(),
-        [one] => one.clone(),
+        [one] => (*one).to_owned(),
         [one, rest @ ..] => format!("{one} +{}", rest.len()),
     }
 }
@@ -160,7 +160,6 @@ fn link(link: PcieLink) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::holders::example::holders;
     use hca::topology::Machine;
     use hca_trees::{Tree, machine};
 
@@ -200,11 +199,10 @@ mod tests {
     #[test]
     fn each_gpu_and_nic_is_listed_with_its_pod() {
         let mut view = view(machine::a4);
-        let held = [
-            ("team/train-0", "GPU-0000-8f-00-0"),
-            ("team/train-0", "0000:91:00.0"),
-        ];
-        view.holders = holders(&view.machine.gpus, &held);
+        for device in ["0000:8f:00.0", "0000:91:00.0"] {
+            view.pods
+                .insert(device.into(), ["team/train-0".into()].into());
+        }
         let lines = lines(&text(&view, false));
         assert!(lines.contains(
             &"GPU0 0000:8f:00.0 NVIDIA GPU Gen5 x16 PIX mlx5_0 mlx5_1 team/train-0".to_owned()
@@ -218,7 +216,8 @@ mod tests {
     fn the_lists_fit_a_terminal_of_80_columns() {
         for lay in [machine::a4, machine::egx, machine::p4d] {
             let mut view = view(lay);
-            view.holders = holders(&[], &[("t/a-0", "0000:91:00.0")]);
+            view.pods
+                .insert("0000:91:00.0".into(), ["t/a-0".into()].into());
             let text = text(&view, false);
             assert!(!text.contains("GPU0  X"), "no matrix: {text}");
             let lists = text.split("\nX    itself").next().unwrap();
