@@ -19,7 +19,7 @@ use node_wire::{PartsChange, Reserved};
 use serde_json::json;
 
 use crate::global::Global;
-use crate::output::{Ended, Exit, complain, filters_before_command};
+use crate::output::{Ended, Exit, columns, complain, filters_before_command};
 
 /// Shows the ranges that this node leases from, what it owns, and who holds which address.
 #[derive(Debug, Args)]
@@ -106,17 +106,17 @@ impl Addresses {
         let outside: Vec<String> = outside.map(outside_text).collect();
         let document = json!({
             "store": self.store,
-            "pools": pools::documents(&pools),
-            "parts": parts::documents(&parts),
+            "pools": pools,
+            "parts": parts,
             "leasesOutside": outside,
             "leases": listed,
         });
         scope.global.say(document, || {
             let mut tables = Vec::new();
             if !self.filter.is_set() {
-                tables.push(pools::table(&pools));
+                tables.push(columns(pools::COLUMNS, &pools));
                 if !parts.is_empty() {
-                    tables.push(parts::as_table(&parts));
+                    tables.push(columns(parts::COLUMNS, &parts));
                 }
             }
             tables.push(leases::table(&listed));

@@ -100,6 +100,34 @@ pub(crate) fn table(header: &str, rows: impl IntoIterator<Item = Vec<String>>) -
     node::table::table(&titles, &rows)
 }
 
+/// Columns of a list of documents: titles, and where a document has the value (RFC 6901).
+pub(crate) type Columns = &'static [(&'static str, &'static str)];
+
+/// Documents as a table.
+pub(crate) fn columns(columns: Columns, documents: &[Value]) -> String {
+    let titles: Vec<&str> = columns.iter().map(|column| column.0).collect();
+    let row = |document: &Value| {
+        let values = columns.iter().map(|column| document.pointer(column.1));
+        values
+            .map(|value| node::table::cell(&value.map(words).unwrap_or_default()))
+            .collect()
+    };
+    node::table::table(&titles, &documents.iter().map(row).collect::<Vec<_>>())
+}
+
+/// A value in a cell.
+fn words(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        Value::Array(list) => list.iter().map(words).collect::<Vec<_>>().join(" "),
+        Value::Object(pod) if pod.contains_key("namespace") => {
+            format!("{}/{}", words(&value["namespace"]), words(&value["name"]))
+        }
+        other => other.to_string(),
+    }
+}
+
 /// What a command shows.
 #[derive(Debug)]
 pub(crate) struct Shown {
