@@ -166,7 +166,9 @@ impl Cli {
             }
             Command::Pods(_) => return block_on(pods::print(&self.flags, &self.global))?,
             Command::Plan(plan) => {
-                let answers = [self.documents("discover")?, self.documents("topology")?];
+                let argv = ["rdmactl", "discover", "--json"].map(str::to_owned);
+                let answers = block_on(ask::ask(&self.flags, &argv))??;
+                let answers: Vec<_> = answers.iter().map(ask::NodeAnswer::document).collect();
                 return plan.run(&answers, &self.global, &self.flags);
             }
             _ => {}
@@ -205,13 +207,6 @@ impl Cli {
             view.check(&mut answers);
         }
         self.print(view, &answers)
-    }
-
-    /// What all nodes answer to a command, as documents.
-    fn documents(&self, command: &str) -> anyhow::Result<Vec<serde_json::Value>> {
-        let argv = ["rdmactl", command, "--json"].map(str::to_owned);
-        let answers = block_on(ask::ask(&self.flags, &argv))??;
-        Ok(answers.iter().map(ask::NodeAnswer::document).collect())
     }
 
     fn print(&self, view: Option<View>, answers: &[ask::NodeAnswer]) -> Ended {

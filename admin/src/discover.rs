@@ -23,6 +23,8 @@ use pools::snapshot::Snapshot;
 use crate::global::{Global, NODE};
 use crate::on_host::OnHost;
 use crate::output::{Ended, Exit, optional, table};
+use crate::plan::read::PlanNode;
+use crate::topology;
 use crate::verdict::words;
 
 /// Shows the RDMA devices of this host.
@@ -49,10 +51,15 @@ impl Discover {
             hcas: candidates,
             unusable,
         } = host;
+        let addresses = HostAddress::list(&scanned);
+        let (machine, _) = topology::machine(scanned.machine.clone(), &global.policy);
+        let hca = |hca: &hca::Hca| Hca::of(hca, &scanned, pools.as_ref());
         let document = DiscoverDocument {
-            addresses: HostAddress::list(&scanned),
+            hcas: candidates.iter().map(hca).collect(),
             unusable,
-            ..DiscoverDocument::of(&scanned, &candidates, pools.as_ref())
+            inventory: json!(scanned.inventory),
+            facts: PlanNode::of(&scanned, &candidates, &machine, addresses.clone()),
+            addresses,
         };
         global.say(json!(document), || {
             let mut text = String::new();
@@ -218,7 +225,7 @@ fn away(candidate: &hca::Hca, scanned: &HostSnapshot) -> Option<String> {
 }
 
 /// Why the node itself needs a netdev of this HCA.
-fn uplink(candidate: &hca::Hca, scanned: &HostSnapshot) -> Option<String> {
+pub(crate) fn uplink(candidate: &hca::Hca, scanned: &HostSnapshot) -> Option<String> {
     let is_here = |name: &&str| scanned.inventory.netdev(name).is_some();
     let mut netdevs = candidate.netdev_names().filter(is_here);
     match &scanned.uplinks {
@@ -241,19 +248,17 @@ fn nodes(device: &RdmaDevice, scanned: &HostSnapshot) -> String {
     words(&found, " ")
 }
 
-/// What `--json` prints, and `kubectl rdma` reads.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct DiscoverDocument {
-    pub hcas: Vec<Hca>,
-    pub unusable: Vec<Unusable>,
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct DiscoverDocument {
+    hcas: Vec<Hca>,
+    unusable: Vec<Unusable>,
     /// An [`hca::Inventory`].
-    pub inventory: Value,
-    /// What selectors are compared with, in the order of `hcas`; not of an older daemon.
-    #[serde(default)]
-    pub candidates: Vec<hca::Hca>,
+    inventory: Value,
+    /// For `kubectl rdma plan`.
+    facts: PlanNode,
     /// Addresses of the host's network namespace.
-    #[serde(default)]
-    pub addresses: Vec<HostAddress>,
+    addresses: Vec<HostAddress>,
 }
 
 /// An address of the host, not a link-local one.
@@ -300,51 +305,33 @@ impl HostAddress {
     }
 }
 
-impl DiscoverDocument {
-    /// Without addresses and what is unusable.
-    pub(crate) fn of(
-        scanned: &HostSnapshot,
-        candidates: &[hca::Hca],
-        pools: Option<&Pools>,
-    ) -> Self {
-        let hca = |hca: &hca::Hca| Hca::of(hca, scanned, pools);
-        Self {
-            hcas: candidates.iter().map(hca).collect(),
-            inventory: json!(scanned.inventory),
-            candidates: candidates.to_vec(),
-            ..Self::default()
-        }
-    }
-}
-
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Hca {
-    pub id: String,
-    pub rdma_devices: Vec<String>,
+struct Hca {
+    id: String,
+    rdma_devices: Vec<String>,
     /// RDMA devices of it for management alone, which no container gets.
-    #[serde(default)]
-    pub sub_devices: Vec<String>,
-    pub netdevs: Vec<String>,
-    pub function: String,
-    pub function_number: Option<u32>,
-    pub pci_address: Option<String>,
-    pub pf: Option<String>,
-    pub numa_node: Option<u32>,
-    pub in_another_netns: bool,
-    pub nodes: Vec<DeviceNode>,
+    sub_devices: Vec<String>,
+    netdevs: Vec<String>,
+    function: &'static str,
+    function_number: Option<u32>,
+    pci_address: Option<String>,
+    pf: Option<String>,
+    numa_node: Option<u32>,
+    in_another_netns: bool,
+    nodes: Vec<DeviceNode>,
     /// Why the node itself needs it, or that this is not known.
-    pub uplink: Option<String>,
+    uplink: Option<String>,
     /// Resources that offer it; `None` without a configuration.
-    pub resources: Option<Vec<String>>,
+    resources: Option<Vec<String>>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct DeviceNode {
-    pub path: String,
-    pub number: String,
+#[derive(Debug, Serialize)]
+struct DeviceNode {
+    path: String,
+    number: String,
     /// Why it cannot be used.
-    pub obstacle: Option<String>,
+    obstacle: Option<String>,
 }
 
 impl Hca {
@@ -369,7 +356,7 @@ impl Hca {
                 .map(|one| one.name.clone())
                 .collect(),
             netdevs: candidate.netdev_names().map(str::to_owned).collect(),
-            function: candidate.function().kind.word().to_owned(),
+            function: candidate.function().kind.word(),
             function_number: candidate.function().index,
             pci_address: candidate.pci.as_ref().map(|pci| pci.address.to_string()),
             pf: candidate.pf().map(|pf| pf.to_string()),

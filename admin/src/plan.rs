@@ -1,12 +1,12 @@
 //! `kubectl rdma plan`: writes the configuration of a cluster from what its nodes have.
 //!
-//! - `read`: facts of the nodes, from the documents of `discover` and `topology`
+//! - `read`: facts of the nodes, from their documents of `discover`
 //! - `decide`, `select`, `network`: the plan, pure
 //! - `render`: the file
 
 mod decide;
 mod network;
-mod read;
+pub(crate) mod read;
 mod render;
 mod select;
 
@@ -37,8 +37,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans from what nodes answered to `discover` and `topology`.
-    pub(crate) fn run(&self, answers: &[Vec<Value>; 2], global: &Global, flags: &Flags) -> Ended {
+    /// Plans from what nodes answered to `discover`.
+    pub(crate) fn run(&self, answers: &[Value], global: &Global, flags: &Flags) -> Ended {
         let (nodes, silent) = read::nodes(answers);
         if nodes.is_empty() {
             bail!("no node to plan for: {}", silent.join("; "));

@@ -7,6 +7,7 @@ mod matrix;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use anyhow::bail;
 use hca::PciAddress;
@@ -19,6 +20,7 @@ use crate::node_state::Sources;
 use crate::output::{Ended, Exit};
 use matrix::text;
 use view::View;
+pub(crate) use view::nearest_nics;
 
 /// Shows GPUs and NICs, how far they are from each other, and which pods have them.
 #[derive(Debug, clap::Args)]
@@ -46,13 +48,9 @@ impl Topology {
         if let Some(why) = scanned.machine_fault {
             bail!("read this host's GPUs and NICs: {why}");
         }
-        let mut machine = scanned.machine;
-        leave_out_slices(&mut machine);
+        let (machine, fault) = machine(scanned.machine, &global.policy);
         let mut view = View::of(&global.host(), machine);
-        if let Err(why) = by_policy(&mut view.machine, &global.policy) {
-            view.machine.nics.iter_mut().for_each(|nic| nic.rail = None);
-            view.remarks.push(format!("rails are not known: {why}"));
-        }
+        view.remarks.extend(fault);
         match self.sources.daemon() {
             Ok(daemon) => view.pods = pods(&daemon),
             // A node need not have a daemon to have a topology.
@@ -92,19 +90,19 @@ fn pods(daemon: &DaemonStatus) -> BTreeMap<String, BTreeSet<String>> {
     pods
 }
 
-/// The document of a machine alone.
-#[cfg(test)]
-pub(crate) fn document_of(host: &hca::Host, mut machine: Machine) -> serde_json::Value {
-    leave_out_slices(&mut machine);
-    View::of(host, machine).document()
-}
-
-/// Leaves out VFs and sub-functions whose physical function is listed.
-fn leave_out_slices(machine: &mut Machine) {
+/// The machine without VFs and sub-functions whose physical function is listed, with the rails of the
+/// policy; why these are not known, if so.
+pub(crate) fn machine(mut machine: Machine, policy: &Path) -> (Machine, Option<String>) {
     let whole = machine.nics.iter().filter(|nic| !nic.is_slice());
     let whole: BTreeSet<PciAddress> = whole.map(|nic| nic.place.address).collect();
     let slices = |nic: &Nic| nic.is_slice() && whole.contains(&nic.physical());
     machine.nics.retain(|nic| !slices(nic));
+    let fault = by_policy(&mut machine, policy).err();
+    if fault.is_some() {
+        machine.nics.iter_mut().for_each(|nic| nic.rail = None);
+    }
+    let fault = fault.map(|why| format!("rails are not known: {why}"));
+    (machine, fault)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use hca::port::LinkLayer;
 use hca::topology::{Class, Gpu, Nic, PciLocation};
 use node::table::cell;
 
-use super::view::View;
+use super::view::{View, nearest_nics};
 use crate::output::{optional, table};
 use crate::pcie_link::{Lanes, PcieLink};
 
@@ -76,7 +76,9 @@ fn matrix(view: &View) -> String {
 
 fn gpus(view: &View) -> String {
     let row = |gpu: &Gpu| {
-        let near = view.names(&view.nearest(&gpu.place)).join(" ");
+        let near = view
+            .names(&nearest_nics(&view.machine, &gpu.place))
+            .join(" ");
         let class = view.machine.nearest(gpu).map_or("-", Class::label);
         let without = if gpu.driver.is_some() {
             ""

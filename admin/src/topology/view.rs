@@ -106,7 +106,11 @@ impl View {
         let gpu = |gpu: &Gpu| {
             let mut entry = json!(gpu);
             put(&mut entry, "link", json!(self.link(&gpu.place)));
-            put(&mut entry, "nearestNics", json!(self.nearest(&gpu.place)));
+            put(
+                &mut entry,
+                "nearestNics",
+                json!(nearest_nics(machine, &gpu.place)),
+            );
             put(&mut entry, "pod", json!(self.pods_with(gpu.place.address)));
             entry
         };
@@ -141,16 +145,6 @@ impl View {
         })
     }
 
-    /// Positions of the NICs that are nearest to a place.
-    pub(super) fn nearest(&self, place: &PciLocation) -> Vec<usize> {
-        let to = |nic: &Nic| self.machine.distance(place, &nic.place).class;
-        let least = self.machine.nics.iter().map(to).min();
-        let nics = self.machine.nics.iter().enumerate();
-        nics.filter(|(_, nic)| Some(to(nic)) == least)
-            .map(|(index, _)| index)
-            .collect()
-    }
-
     /// What people call these NICs.
     pub(super) fn names(&self, nics: &[usize]) -> Vec<String> {
         let nics = nics.iter().filter_map(|nic| self.machine.nics.get(*nic));
@@ -166,6 +160,16 @@ impl View {
         };
         rows.iter().map(row).collect()
     }
+}
+
+/// Positions of the NICs that are nearest to a place.
+pub(crate) fn nearest_nics(machine: &Machine, place: &PciLocation) -> Vec<usize> {
+    let to = |nic: &Nic| machine.distance(place, &nic.place).class;
+    let least = machine.nics.iter().map(to).min();
+    let nics = machine.nics.iter().enumerate();
+    nics.filter(|(_, nic)| Some(to(nic)) == least)
+        .map(|(index, _)| index)
+        .collect()
 }
 
 /// True if each function has a root complex of its own, as hypervisors present passed-through devices: the
