@@ -44,7 +44,7 @@ pub(crate) struct Discover {
 
 impl Discover {
     pub(crate) fn run(&self, global: &Global) -> Ended {
-        let host = OnHost::scan(global, &self.addresses.node_addresses)?;
+        let host = OnHost::scan(global, &self.addresses.node_addresses, &global.policy)?;
         let pools = self.pools(&host)?;
         let OnHost {
             scanned,

@@ -36,7 +36,7 @@ impl Explain {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let path = config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults)?;
-        let host = OnHost::scan(global, &self.addresses.node_addresses)?;
+        let host = OnHost::scan(global, &self.addresses.node_addresses, &global.policy)?;
         if let Some(one) = host
             .unusable
             .iter()

@@ -1,6 +1,6 @@
 //! What every command prints, and how it ends.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -9,8 +9,6 @@ use cni_wire::text::printable;
 use ipam::leases::LeaseError;
 use node::document::versioned;
 use serde_json::Value;
-
-use crate::findings::Style;
 
 /// How a command ended that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -187,17 +185,6 @@ fn line(text: &str) -> String {
 /// Standard input is not a terminal.
 pub(crate) fn confirmed(yes: bool, question: &str) -> anyhow::Result<bool> {
     Ok(yes || node::terminal::confirm(program(), &printable(question))?)
-}
-
-/// Colours on a terminal, unless the person does without (<https://no-color.org>).
-pub(crate) fn style() -> Style {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let dumb = set("TERM").is_some_and(|term| term == "dumb");
-    if io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb {
-        Style::Colour
-    } else {
-        Style::Plain
-    }
 }
 
 /// The text of a file and what to call it; `-` is standard input.

@@ -10,7 +10,7 @@ pub(crate) mod read;
 mod render;
 mod select;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::cluster::Flags;
@@ -109,8 +109,17 @@ impl Plan {
 
 /// The policy in the daemon's `ConfigMap`.
 fn installed_policy(cluster: &Kubectl, daemon: &str) -> anyhow::Result<Value> {
-    let map: Value = (cluster.get("configmap", daemon)?)
-        .with_context(|| format!("ConfigMap {daemon} does not exist"))?;
+    let get = [
+        "get",
+        "configmap",
+        "--ignore-not-found",
+        "--output=json",
+        "--",
+        daemon,
+    ];
+    let printed = block_on(cluster.printed(&get, b""))??;
+    ensure!(!printed.is_empty(), "ConfigMap {daemon} does not exist");
+    let map: Value = serde_json::from_slice(&printed)?;
     serde_json::from_str(text_at(&map, "/data/policy.json"))
         .with_context(|| format!("ConfigMap {daemon}: policy.json"))
 }

@@ -12,6 +12,7 @@ use node_wire::status::ServedGpu;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::findings::some_of;
 use crate::global::Global;
 use crate::node_state::{Answers, Sources};
 use crate::output::{Ended, Exit, complain, optional, table};
@@ -243,14 +244,8 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
     ]
 }
 
-/// The first of a row's units, and how many more it has.
-fn units(row: &Row) -> String {
-    const SHOWN: usize = 4;
-    let mut units = row.units.iter().take(SHOWN).cloned().collect::<Vec<_>>();
-    let more = row.units.len() - units.len();
-    units.extend((more > 0).then(|| format!("and {more} more")));
-    units.join(" ")
-}
+/// Units in a cell.
+const MOST_UNITS: usize = 4;
 
 fn text(document: &PodsDocument, is_wide: bool) -> String {
     let mut header = HEADER.to_owned();
@@ -258,7 +253,7 @@ fn text(document: &PodsDocument, is_wide: bool) -> String {
     if is_wide {
         header += "  UNITS  STAGE  NETWORK  NETDEV  NETNS";
         for (columns, row) in rows.iter_mut().zip(&document.pods) {
-            columns.push(cell(&units(row)));
+            columns.push(cell(&some_of(&row.units, MOST_UNITS, " ")));
             columns.push(optional(row.stage.as_deref()));
             columns.push(optional(row.network.as_deref()));
             columns.push(optional(row.netdev.as_deref()));
@@ -386,16 +381,6 @@ mod tests {
         let rows = rows(&state(vec![held("a", "rdma/a", &ids)], Vec::new()), 0);
         assert_eq!(rows.len(), 1, "{rows:?}");
         assert_eq!(rows[0].units.len(), 2);
-    }
-
-    #[test]
-    fn a_cell_shows_the_first_units_and_a_count() {
-        let units = (0..63).map(|unit| format!("u{unit}")).collect();
-        let row = Row {
-            units,
-            ..Row::default()
-        };
-        assert_eq!(super::units(&row), "u0 u1 u2 u3 and 59 more");
     }
 
     fn lease(ifname: &str, part: usize, address: &str) -> Lease {

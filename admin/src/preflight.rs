@@ -37,14 +37,12 @@ use anyhow::ensure;
 use attachment::reclaim::in_host_namespace;
 use pools::config::flags::{Defaults, NodeAddresses};
 use pools::config::{self, Config, Delivery, Sharing};
-use pools::history;
-use pools::host_snapshot::HostSnapshot;
-use pools::pool;
 use serde_json::json;
 
 use crate::findings;
 use crate::global::{Global, NODE};
-use crate::output::{Ended, Exit, style};
+use crate::on_host::OnHost;
+use crate::output::{Ended, Exit};
 use crate::verdict;
 use context::{Context, Expected, Membership, PoolHca, Pools, Settings, mounted};
 use engine::{Selection, catalogue, run};
@@ -129,7 +127,7 @@ impl Preflight {
             !outcomes.is_empty(),
             "no check is chosen: --skip has all that --only chooses"
         );
-        let text = || findings::text(&outcomes, self.all, style());
+        let text = || findings::text(&outcomes, self.all);
         global.say(findings::document(&outcomes), text);
         let faults = findings::faults(&outcomes, self.strict);
         let number = findings::counted(faults.len(), "check");
@@ -151,10 +149,10 @@ impl Preflight {
             "{} does not exist: mount the host's /sys",
             sys.display()
         );
-        let host = global.scan(&self.addresses.node_addresses)?;
-        let pools = config.map(|config| pools(config, &host, &settings.policy, &global.host()));
+        let host = OnHost::scan(global, &self.addresses.node_addresses, &settings.policy)?;
+        let pools = config.map(|config| pools(config, &host));
         let in_host_namespace = in_host_namespace(&global.host()).is_ok();
-        let context = Context::new(settings.clone(), host, in_host_namespace, pools);
+        let context = Context::new(settings.clone(), host.scanned, in_host_namespace, pools);
         Ok(run(&context, selection))
     }
 
@@ -187,9 +185,8 @@ impl Preflight {
 }
 
 /// The pools that the daemon would make of this configuration on this host.
-fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host) -> Pools {
-    let (candidates, _) = history::list(host, policy, roots);
-    let assembled = pool::assemble(config, &candidates, host, &[]);
+fn pools(config: &Config, host: &OnHost) -> Pools {
+    let assembled = host.pools(config);
     let mut pools = Pools {
         cdi: (config.pools.iter()).any(|pool| pool.delivery == Delivery::Cdi),
         ..Pools::default()

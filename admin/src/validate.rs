@@ -81,7 +81,11 @@ struct Checked {
 impl Validate {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let host = match self.on_host {
-            true => Some(OnHost::scan(global, &self.addresses.node_addresses)?),
+            true => Some(OnHost::scan(
+                global,
+                &self.addresses.node_addresses,
+                &global.policy,
+            )?),
             false => None,
         };
         let mut documents = Vec::new();
@@ -282,19 +286,6 @@ fn parts_of_map(place: &str, map: &Value) -> Vec<(String, Part)> {
     parts
 }
 
-/// Keys that whereabouts.conf has and no other file that is checked here.
-const FLAT_FILE_KEYS: &[&str] = &[
-    "configuration_path",
-    "datastore",
-    "enable_overlapping_ranges",
-    "etcd_host",
-    "ipRanges",
-    "kubernetes",
-    "log_file",
-    "range",
-    "reconciler_cron_expression",
-];
-
 /// Whether these are Helm values: their `pools` are a mapping, too.
 fn is_values(object: &Value) -> bool {
     let is_map = |key| object.get(key).is_some_and(Value::is_object);
@@ -394,11 +385,6 @@ fn plain(object: &Value, text: String) -> Option<Part> {
     }
     let of_policy = fields.keys().filter(|key| Policy::has_key(key));
     match of_policy.collect::<Vec<_>>().as_slice() {
-        [] if has(FLAT_FILE_KEYS) => {
-            let what =
-                "the flat file of whereabouts; rdma-ipam reads it for networks of type whereabouts";
-            Some(Part::Other(what.to_owned()))
-        }
         [] => None,
         // Pools have a version, too, and of the two only pools may be YAML.
         [key] if *key == "version" && serde_json::from_str::<Value>(&text).is_err() => {

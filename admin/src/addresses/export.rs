@@ -78,7 +78,10 @@ impl Export {
     }
 
     fn compare(&self, leases: &[Lease]) -> Result<whereabouts::Export> {
-        let objects = |plural: &str| self.kubectl.list(&format!("{plural}.{GROUP}"));
+        let objects = |plural: &str| {
+            let resource = format!("{plural}.{GROUP}");
+            block_on(async { self.kubectl.objects(&[&resource]).await })?
+        };
         let pools = objects("ippools")?;
         let reservations = objects("overlappingrangeipreservations")?;
         Ok(whereabouts::export(leases, &pools, &reservations))

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::Flags;
 use super::nodes::{KnownNode, read};
-use crate::documents::{name_of, text_at};
+use crate::documents::{name_of, plugins, text_at};
 use crate::global::Global;
 use crate::kubectl::NETWORKS;
 use crate::output::{Ended, Exit, Shown, optional};
@@ -77,10 +77,8 @@ pub(super) async fn print(flags: &Flags, global: &Global) -> Ended {
 
 /// The name of a network, if our plugin makes it.
 fn ours(definition: &Value) -> Option<String> {
-    let config: Value = serde_json::from_str(text_at(definition, "/spec/config")).ok()?;
-    let plugins = config.get("plugins").and_then(Value::as_array);
-    let mut plugins = plugins.into_iter().flatten().chain([&config]);
-    let is_ours = plugins.any(|plugin| text_at(plugin, "/type") == "rdma-netdev");
+    let is_ours = |plugin: &Value| text_at(plugin, "/type") == "rdma-netdev";
+    let is_ours = plugins(definition).iter().any(is_ours);
     let namespace = text_at(definition, "/metadata/namespace");
     is_ours.then(|| format!("{namespace}/{}", name_of(definition)))
 }

@@ -13,6 +13,7 @@ use super::network::{self, PlanNetwork};
 use super::read::{PlanHca, PlanNode};
 use super::select::{Keys, is_plain, selector};
 use crate::documents::put;
+use crate::findings::some_of;
 
 /// Why an HCA of the fabric is not for pods.
 const ASIDE: &str = "no GPU is next to it: for storage or other traffic";
@@ -532,9 +533,6 @@ fn rails(groups: &[Group<'_>]) -> Option<BTreeMap<String, u64>> {
 
 /// Names of nodes, at most three of them.
 pub(crate) fn names(nodes: &[&PlanNode]) -> String {
-    let shown: Vec<&str> = nodes.iter().take(3).map(|node| &*node.name).collect();
-    match nodes.len().saturating_sub(shown.len()) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
+    let names: Vec<&str> = nodes.iter().map(|node| &*node.name).collect();
+    some_of(&names, 3, ", ")
 }

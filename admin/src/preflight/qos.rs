@@ -3,8 +3,6 @@
 //! The usual agreement: RoCE packets carry DSCP 26, which is priority 3, the only one with flow
 //! control; congestion notifications carry DSCP 48, priority 6.
 
-use std::fmt;
-
 use super::context::Context;
 use super::dcb::{self, Dcb};
 use super::engine::{Check, Fact, Unread, compare, some};
@@ -13,7 +11,6 @@ use super::read;
 use crate::verdict::Finding;
 use crate::verdict::Verdict::Warn;
 
-const PRIORITY: u8 = 3;
 const DSCP: u16 = 26;
 
 pub(super) fn checks() -> Vec<Check> {
@@ -43,7 +40,7 @@ pub(super) fn checks() -> Vec<Check> {
             judge: compare(
                 hardware_roce,
                 |context, port| priorities(&ask(context, port)?),
-                |priorities| priorities.0 == 1 << PRIORITY,
+                |priorities| priorities == "priority 3",
                 "PFC on {fact}: RoCE packets are dropped under congestion, or ordinary traffic is paused",
             ),
         },
@@ -112,24 +109,18 @@ fn priority_of_roce(dcb: &Dcb) -> String {
     }
 }
 
-/// Priorities, one bit each.
-struct Priorities(u8);
-
-impl fmt::Display for Priorities {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let on = (0..8).filter(|bit| self.0 & 1 << bit != 0);
-        let on: Vec<String> = on.map(|bit: u8| bit.to_string()).collect();
-        match on.len() {
-            0 => f.write_str("no priority"),
-            1 => write!(f, "priority {}", on.join("")),
-            _ => write!(f, "priorities {}", on.join(" ")),
-        }
-    }
-}
-
-fn priorities(dcb: &Dcb) -> Fact<Priorities> {
-    let pfc = dcb.pfc.map(Priorities);
-    pfc.ok_or_else(|| Unread("the driver does not report PFC".into()))
+/// Priorities with flow control, in words.
+fn priorities(dcb: &Dcb) -> Fact<String> {
+    let bits = dcb
+        .pfc
+        .ok_or_else(|| Unread("the driver does not report PFC".into()))?;
+    let on = (0..8).filter(|bit| bits & 1 << bit != 0);
+    let on: Vec<String> = on.map(|bit: u8| bit.to_string()).collect();
+    Ok(match on.as_slice() {
+        [] => "no priority".to_owned(),
+        [only] => format!("priority {only}"),
+        several => format!("priorities {}", several.join(" ")),
+    })
 }
 
 fn ecn(context: &Context, port: &PortFacts) -> Fact<String> {
@@ -181,7 +172,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_says_of_priorities_is_a_phrase() {
-        let shown = |pfc| priorities(&dcb(Some(pfc), &[])).unwrap().to_string();
+        let shown = |pfc| priorities(&dcb(Some(pfc), &[])).unwrap();
         assert_eq!(
             (shown(0), shown(8)),
             ("no priority".into(), "priority 3".into())

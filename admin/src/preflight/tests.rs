@@ -8,6 +8,7 @@ use hca::pci::Sriov;
 use hca::topology::Nic;
 use hca::{LinkLayer, PortState};
 use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, cloud, machine};
+use pools::host_snapshot::HostSnapshot;
 
 use super::*;
 use crate::verdict::{Finding, Verdict};
@@ -1007,9 +1008,13 @@ fn the_pools_of_a_configuration_name_their_devices_and_units() {
              "selectors": {"ifNames": ["gpu0rdma0", "gpu7rdma0"]}},
             {"resourceName": "none", "rdmaHcaMax": 1, "selectors": {"ifNames": ["eth9"]}}]}"#,
     );
-    let host = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
-    let nowhere = Path::new("/nonexistent/policy.json");
-    let pools = pools(&config.unwrap(), &host, nowhere, &tree.host());
+    let scanned = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
+    let host = OnHost {
+        hcas: scanned.inventory.hcas.clone(),
+        unusable: Vec::new(),
+        scanned,
+    };
+    let pools = pools(&config.unwrap(), &host);
     let devices: Vec<&str> = pools.of_device.keys().map(String::as_str).collect();
     assert_eq!(devices, ["mlx5_0", "mlx5_7"]);
     let expected = Membership {

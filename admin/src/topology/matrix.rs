@@ -9,6 +9,7 @@ use hca::topology::{Class, Gpu, Nic, PciLocation};
 use node::table::cell;
 
 use super::view::{View, nearest_nics};
+use crate::findings::some_of;
 use crate::output::{optional, table};
 use crate::pcie_link::{Lanes, PcieLink};
 
@@ -91,7 +92,7 @@ fn gpus(view: &View) -> String {
             gpu.title() + without,
             link(view.link(&gpu.place)),
             format!("{class} {near}"),
-            pods(&view.pods_with(gpu.place.address)),
+            cell(&some_of(&view.pods_with(gpu.place.address), 1, "")),
         ]
     };
     let rows = view.machine.gpus.iter().map(row);
@@ -114,19 +115,11 @@ fn nics(view: &View) -> String {
             rate(hca),
             link(view.link(&nic.place)),
             optional(nic.rail.as_ref().map(|rail| rail.number)),
-            pods(&view.pods_with(&hca.id)),
+            cell(&some_of(&view.pods_with(&hca.id), 1, "")),
         ]
     };
     let rows = view.machine.nics.iter().enumerate().map(row);
     table("NIC  RDMA  NETDEV  HCA  LINK  RATE  PCIE  RAIL  POD", rows)
-}
-
-fn pods(pods: &[&str]) -> String {
-    match pods {
-        [] => "-".to_owned(),
-        [one] => (*one).to_owned(),
-        [one, rest @ ..] => format!("{one} +{}", rest.len()),
-    }
 }
 
 /// As short as people say it.

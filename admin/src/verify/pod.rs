@@ -64,14 +64,6 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// The last line that says something: a client such as kubectl ends with what matters.
-    pub(super) fn last(&self) -> &str {
-        let mut lines = self.text.lines().map(str::trim);
-        lines
-            .rfind(|line| !line.is_empty())
-            .unwrap_or("it said nothing")
-    }
-
     /// The last lines, for a person.
     pub(super) fn tail(&self) -> String {
         const LINES: usize = 4;
@@ -82,7 +74,10 @@ impl Ended {
             .filter(|line| !line.is_empty());
         let lines: Vec<&str> = lines.collect();
         let last = lines.iter().skip(lines.len().saturating_sub(LINES));
-        last.copied().collect::<Vec<_>>().join(" | ")
+        match lines.is_empty() {
+            true => "it said nothing".to_owned(),
+            false => last.copied().collect::<Vec<_>>().join(" | "),
+        }
     }
 }
 

@@ -4,7 +4,6 @@
 //! message that misleads. Only `rping` carries nothing: `ib_write_bw` connects without `rdma_cm`.
 //! Nothing is left running: each tool is run by `timeout` where it runs.
 
-use std::future::Future;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -93,29 +92,11 @@ struct PairTest<'a> {
     tested: Tested,
 }
 
-/// Between two lines that say that a tool still runs.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Does some work, and says what it is, and how long it has taken, until it is done.
-async fn reported<T>(progress: &dyn Fn(&str), what: &str, work: impl Future<Output = T>) -> T {
-    progress(what);
-    let started = Instant::now();
-    tokio::pin!(work);
-    loop {
-        tokio::select! {
-            done = &mut work => return done,
-            () = tokio::time::sleep(PROGRESS_INTERVAL) => {
-                progress(&format!("{what}, for {} s", started.elapsed().as_secs()));
-            }
-        }
-    }
-}
-
 /// How long an end may take to say what it has, at most: it starts no tool.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Tests a pair; `kubectl` is the program and its first flags. No tool runs after `until`, also not at the
-/// ends. `progress` is called with what is done now, when it starts and every ten seconds.
+/// ends. `progress` is called with what is done now.
 pub(super) async fn test_pair(
     flags: &Verify,
     kubectl: &[String],
@@ -132,9 +113,8 @@ pub(super) async fn test_pair(
         tested: Tested::default(),
     };
     let [at_server, at_client] = ends;
-    let both = async { tokio::join!(test.probe(at_server), test.probe(at_client)) };
-    let what = format!("{}: {at_server} and {at_client}", ENDS.0);
-    let (server, client) = reported(progress, &what, both).await;
+    progress(&format!("{}: {at_server} and {at_client}", ENDS.0));
+    let (server, client) = tokio::join!(test.probe(at_server), test.probe(at_client));
     let mut findings = vec![end(at_server, &server), end(at_client, &client)];
     let (server, client) = (server.unwrap_or_default(), client.unwrap_or_default());
     let pairs = ends::pairs(&server, &client);
@@ -159,19 +139,14 @@ pub(super) async fn test_pair(
         let mut still = Vec::new();
         for (ours, theirs) in standing {
             let object = object(ours, theirs);
-            let work = async {
-                match (step, flags.gpu) {
-                    _ if test.left() == Some(Duration::ZERO) => Finding::unknown(TIME_OVER),
-                    (PING, _) => test.ping(ours, theirs).await,
-                    (RPING, _) => test.rping(&server, &client, ours).await,
-                    (WRITE_BW, _) => test.write_bw(&server, ours, theirs, None).await,
-                    (_, None) => Finding::not_applicable("no GPU was named (--gpu)"),
-                    (_, gpu) => test.write_bw(&server, ours, theirs, gpu).await,
-                }
-            };
-            let finding = match step == GPU && flags.gpu.is_none() {
-                true => work.await,
-                false => reported(progress, &format!("{}: {object}", step.0), work).await,
+            progress(&format!("{}: {object}", step.0));
+            let finding = match (step, flags.gpu) {
+                _ if test.left() == Some(Duration::ZERO) => Finding::unknown(TIME_OVER),
+                (PING, _) => test.ping(ours, theirs).await,
+                (RPING, _) => test.rping(&server, &client, ours).await,
+                (WRITE_BW, _) => test.write_bw(&server, ours, theirs, None).await,
+                (_, None) => Finding::not_applicable("no GPU was named (--gpu)"),
+                (_, gpu) => test.write_bw(&server, ours, theirs, gpu).await,
             };
             if finding.verdict == Verdict::Fail && step != RPING {
                 broken.push(object.clone());
@@ -242,7 +217,7 @@ impl PairTest<'_> {
         }
         let ended = ended?;
         if !ended.fine {
-            return Err(ended.last().to_owned());
+            return Err(ended.tail());
         }
         let (interface, device) = (
             self.flags.interface.as_deref(),

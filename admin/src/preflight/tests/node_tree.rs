@@ -7,6 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use hca_trees::{Tree, machine};
+use pools::host_snapshot::HostSnapshot;
 
 use super::super::*;
 use crate::verdict::{Finding, Verdict};

@@ -3,7 +3,7 @@
 
 use super::text::{faults, summary};
 use super::{Results, Test};
-use crate::findings::{Style, list};
+use crate::findings::list;
 
 /// The page. Everything that a cluster or a pod wrote is escaped.
 pub(super) fn page(results: &Results) -> String {
@@ -18,10 +18,7 @@ pub(super) fn page(results: &Results) -> String {
     if let Some(ended) = &results.ended {
         about += &format!("Not complete: {ended}.\n");
     }
-    let about = escape(&format!(
-        "{about}\n{}",
-        list(&faults(results), true, Style::Plain)
-    ));
+    let about = escape(&format!("{about}\n{}", list(&faults(results), true)));
     let tests: String = results.tests.iter().enumerate().map(log).collect();
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}, {}</title>\n\
@@ -57,7 +54,7 @@ fn table(results: &Results) -> String {
 
 /// A test. The anchor is inside: going there opens it.
 fn log((number, test): (usize, &Test)) -> String {
-    let mut text = list(&test.tested.outcomes, true, Style::Plain);
+    let mut text = list(&test.tested.outcomes, true);
     for table in &test.tested.measurements {
         let (step, object) = (table.step, &table.object);
         text += &format!("\n{step}, {object}: bytes, iterations, peak and average in Gb/s\n");
