@@ -19,7 +19,7 @@ use node_wire::{PartsChange, Reserved};
 use serde_json::json;
 
 use crate::global::Global;
-use crate::output::{Ended, Exit, columns, complain, filters_before_command};
+use crate::output::{Ended, Exit, columns, complain, wrong_usage};
 
 /// Shows the ranges that this node leases from, what it owns, and who holds which address.
 #[derive(Debug, Args)]
@@ -65,8 +65,10 @@ impl Addresses {
             store: &self.store,
         };
         if self.command.is_some() && self.filter.is_set() {
-            let filters = "--pool, --network-name, --pod, --address and --node";
-            return Err(filters_before_command(filters));
+            return Err(wrong_usage(
+                "--pool, --network-name, --pod, --address and --node filter the list alone: put flags of a \
+                 sub-command after it",
+            ));
         }
         match &self.command {
             None => self.list(&scope),

@@ -52,13 +52,6 @@ pub(crate) fn ended(ended: Ended) -> ExitCode {
     }
 }
 
-/// Wrong usage: filters of a list before a sub-command, which would not obey them.
-pub(crate) fn filters_before_command(filters: &str) -> anyhow::Error {
-    wrong_usage(&format!(
-        "{filters} filter the list alone: put flags of a sub-command after it"
-    ))
-}
-
 /// Wrong usage that the parser does not see.
 pub(crate) fn wrong_usage(text: &str) -> anyhow::Error {
     clap::Error::raw(
@@ -126,26 +119,15 @@ fn words(value: &Value) -> String {
     }
 }
 
-/// What a command shows.
-#[derive(Debug)]
-pub(crate) struct Shown {
-    /// Titles, separated by two spaces.
-    pub header: String,
-    pub rows: Vec<Vec<String>>,
-    /// Lines below the table.
-    pub notes: Vec<String>,
-}
-
-impl Shown {
-    pub(crate) fn text(&self) -> String {
-        let mut text = table(&self.header, self.rows.iter().cloned());
-        if !self.notes.is_empty() {
-            text += "\n";
-        }
-        let notes = self.notes.iter();
-        text.extend(notes.map(|note| printable(note) + "\n"));
-        text
-    }
+/// Tables, and below them what is worth knowing; an empty line between them.
+pub(crate) fn page<'n>(tables: Vec<String>, notes: impl IntoIterator<Item = &'n String>) -> String {
+    let notes = notes
+        .into_iter()
+        .map(|note| printable(note) + "\n")
+        .collect();
+    let mut blocks = [tables, vec![notes]].concat();
+    blocks.retain(|block| !block.is_empty());
+    blocks.join("\n")
 }
 
 /// A cell of what may be absent.

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use attachment::listing::Presence;
 use attachment::node::now;
 use clap::Args;
-use cni_wire::text::printable;
 use hca::UnitId;
 use node::table::{age, cell};
 use node_wire::status::ServedGpu;
@@ -15,7 +14,7 @@ use serde_json::json;
 use crate::findings::some_of;
 use crate::global::Global;
 use crate::node_state::{Answers, Sources};
-use crate::output::{Ended, Exit, complain, optional, table};
+use crate::output::{Ended, Exit, complain, optional, page, table};
 
 /// Shows one line for each HCA or interface of a pod: units, HCA, GPUs and how near they are,
 /// interface and addresses.
@@ -265,17 +264,11 @@ fn text(document: &PodsDocument, is_wide: bool) -> String {
             ));
         }
     }
-    let mut all = match rows.is_empty() {
+    let table = match rows.is_empty() {
         true => "no pod has a unit or an attachment\n".to_owned(),
         false => table(&header, rows),
     };
-    if !document.notes.is_empty() {
-        all += "\n";
-    }
-    for note in &document.notes {
-        all += &format!("{}\n", printable(note));
-    }
-    all
+    page(vec![table], &document.notes)
 }
 
 #[cfg(test)]

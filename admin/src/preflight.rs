@@ -45,7 +45,7 @@ use crate::on_host::OnHost;
 use crate::output::{Ended, Exit};
 use crate::verdict;
 use context::{Context, Expected, Membership, PoolHca, Pools, Settings, mounted};
-use engine::{Selection, catalogue, run};
+use engine::{catalogue, choice, run};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
 #[derive(Debug, clap::Args)]
@@ -60,10 +60,10 @@ pub(crate) struct Preflight {
     #[arg(long)]
     list: bool,
     /// Only these checks: ids (M01) or letters of subjects (M)
-    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = choice)]
     only: Vec<String>,
     /// Skip these checks
-    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = choice)]
     skip: Vec<String>,
     /// Also fail on warnings
     #[arg(long)]
@@ -92,11 +92,6 @@ pub(crate) struct Preflight {
     device_plugin_dir: Option<PathBuf>,
 }
 
-/// A word of `--only` or `--skip` that chooses something.
-fn check(word: &str) -> Result<String, String> {
-    Selection::new(&[word.to_owned()], &[]).map(|_| word.to_owned())
-}
-
 /// How long to wait between two rounds of checks.
 const ROUND_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -109,12 +104,11 @@ impl Preflight {
             global.say(json!({ "checks": catalogue }), text);
             return Ok(Exit::Good);
         }
-        let selection = Selection::new(&self.only, &self.skip).map_err(anyhow::Error::msg)?;
         let settings = self.settings(global);
         let config = self.config()?;
         let started = Instant::now();
         let outcomes = loop {
-            let outcomes = self.check(global, &settings, config.as_ref(), &selection)?;
+            let outcomes = self.check(global, &settings, config.as_ref())?;
             let faults = findings::faults(&outcomes, self.strict);
             if faults.is_empty() || !self.may_wait(started.elapsed()) {
                 break outcomes;
@@ -140,7 +134,6 @@ impl Preflight {
         global: &Global,
         settings: &Settings,
         config: Option<&Config>,
-        selection: &Selection,
     ) -> anyhow::Result<Vec<verdict::Outcome>> {
         // Without sysfs a scan finds an empty host.
         let sys = global.host().sys.join("class");
@@ -153,7 +146,7 @@ impl Preflight {
         let pools = config.map(|config| pools(config, &host));
         let in_host_namespace = in_host_namespace(&global.host()).is_ok();
         let context = Context::new(settings.clone(), host.scanned, in_host_namespace, pools);
-        Ok(run(&context, selection))
+        Ok(run(&context, &self.only, &self.skip))
     }
 
     fn config(&self) -> anyhow::Result<Option<Config>> {

@@ -1,7 +1,6 @@
 //! `rdmactl status`: is RDMA on this node healthy?
 
 use clap::Args;
-use cni_wire::text::printable;
 use ipam::plugin::Plugin;
 use node::table::cell;
 use node_wire::rdma_node;
@@ -12,7 +11,7 @@ use serde_json::{Value, json};
 use crate::addresses::pools;
 use crate::global::Global;
 use crate::node_state::Sources;
-use crate::output::{Ended, Exit, columns, complain, optional, table};
+use crate::output::{Ended, Exit, columns, complain, optional, page, table};
 use crate::state_rows::{HCAS, RESOURCES, hcas, resources};
 
 /// Shows resources, HCAs with the reason where one is unhealthy, addresses left, and what is wrong.
@@ -106,9 +105,7 @@ fn text(document: &StatusDocument) -> String {
     }
     let problems = document.state.problems.iter();
     let notes = problems.chain(&document.notes);
-    blocks.push(notes.map(|note| format!("{}\n", printable(note))).collect());
-    blocks.retain(|block| !block.is_empty());
-    blocks.join("\n")
+    page(blocks, notes)
 }
 
 #[cfg(test)]

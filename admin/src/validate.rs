@@ -495,7 +495,7 @@ mod tests {
             ("{\"version\": 1}", vec!["policy"]),
             (
                 "{\"datastore\": \"kubernetes\", \"log_level\": \"debug\", \"gateway\": \"10.0.0.1\"}",
-                vec!["other", "wrong"],
+                vec!["wrong"],
             ),
             (
                 "{\"cniVersion\": \"1.0.0\", \"name\": \"n\", \"type\": \"rdma-netdev\"}",

@@ -13,7 +13,7 @@ use super::nodes::{KnownNode, read};
 use crate::documents::{name_of, plugins, text_at};
 use crate::global::Global;
 use crate::kubectl::NETWORKS;
-use crate::output::{Ended, Exit, Shown, optional};
+use crate::output::{Ended, Exit, optional, page, table};
 use crate::state_rows::gpus;
 
 /// Where Multus writes what interfaces a pod has
@@ -66,11 +66,11 @@ pub(super) async fn print(flags: &Flags, global: &Global) -> Ended {
     let rows = rows(&nodes, &pods, &networks);
     notes.extend(unknown(&nodes, &rows));
     global.say(json!({"pods": rows, "notes": notes}), || {
-        let table = table(&rows, &notes);
-        match rows.is_empty() && notes.is_empty() {
+        let table = match rows.is_empty() && notes.is_empty() {
             true => "no pod has an HCA or a network of ours\n".to_owned(),
-            false => table.text(),
-        }
+            false => table(HEADER, rows.iter().map(columns)),
+        };
+        page(vec![table], &notes)
     });
     Ok(Exit::good_if(notes.is_empty()))
 }
@@ -96,24 +96,19 @@ fn unknown(nodes: &[KnownNode], rows: &[Row]) -> BTreeSet<String> {
     .collect()
 }
 
-fn table(rows: &[Row], notes: &[String]) -> Shown {
-    let row = |row: &Row| {
-        vec![
-            cell(&row.node),
-            cell(&row.pod),
-            optional(row.resource.as_deref()),
-            optional(row.hca.as_deref()),
-            cell(&gpus(&row.gpus)),
-            optional(row.interface.as_deref()),
-            optional(row.network.as_deref()),
-            cell(&row.addresses.join(" ")),
-        ]
-    };
-    Shown {
-        header: "NODE  POD  RESOURCE  HCA  GPUS  INTERFACE  NETWORK  ADDRESSES".to_owned(),
-        rows: rows.iter().map(row).collect(),
-        notes: notes.to_vec(),
-    }
+const HEADER: &str = "NODE  POD  RESOURCE  HCA  GPUS  INTERFACE  NETWORK  ADDRESSES";
+
+fn columns(row: &Row) -> Vec<String> {
+    vec![
+        cell(&row.node),
+        cell(&row.pod),
+        optional(row.resource.as_deref()),
+        optional(row.hca.as_deref()),
+        cell(&gpus(&row.gpus)),
+        optional(row.interface.as_deref()),
+        optional(row.network.as_deref()),
+        cell(&row.addresses.join(" ")),
+    ]
 }
 
 /// Of each pod the HCAs that it has for itself, the shared resources that it asks for, and its

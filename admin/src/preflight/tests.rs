@@ -91,8 +91,8 @@ fn each_is_judged(facts: &[Fact]) {
     for (id, change, verdict, words) in facts {
         let mut context = node.context(node.settings(), None);
         change(&mut context);
-        let selection = Selection::new(&[(*id).to_owned()], &[]).unwrap();
-        let outcomes = run(&context, &selection);
+        let only = [(*id).to_owned()];
+        let outcomes = run(&context, &only, &[]);
         expect(id, &outcomes[0].findings, (*verdict, words));
     }
 }
@@ -274,7 +274,7 @@ fn ports_of_other_pools_may_have_another_mtu() {
             port.pools = vec![member(resource, false)];
             port.netdev.as_mut().unwrap().mtu = if is_storage { 1500 } else { 9000 };
         }
-        let outcomes = run(&context, &Selection::new(&["L06".to_owned()], &[]).unwrap());
+        let outcomes = run(&context, &["L06".to_owned()], &[]);
         let findings = outcomes[0].findings.iter();
         findings.filter(|finding| finding.verdict == Warn).count()
     };
@@ -441,7 +441,7 @@ fn a_coherent_gpu_needs_no_pass_through() {
     for gpu in &mut context.snapshot.machine.gpus {
         gpu.c2c = true;
     }
-    let outcomes = run(&context, &Selection::new(&["P05".to_owned()], &[]).unwrap());
+    let outcomes = run(&context, &["P05".to_owned()], &[]);
     expect("P05", &outcomes[0].findings, (Pass, ""));
 }
 

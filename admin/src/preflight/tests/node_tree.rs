@@ -278,7 +278,7 @@ impl Node {
         settings: Settings,
         pools: Option<Pools>,
     ) -> BTreeMap<&'static str, Verdict> {
-        let outcomes = run(&self.context(settings, pools), &Selection::default());
+        let outcomes = run(&self.context(settings, pools), &[], &[]);
         outcomes
             .into_iter()
             .map(|outcome| (outcome.id, outcome.verdict))
@@ -292,8 +292,7 @@ impl Node {
         settings: Settings,
         pools: Option<Pools>,
     ) -> Vec<Finding> {
-        let selection = Selection::new(&[id.to_owned()], &[]).unwrap();
-        let mut outcomes = run(&self.context(settings, pools), &selection);
+        let mut outcomes = run(&self.context(settings, pools), &[id.to_owned()], &[]);
         outcomes.remove(0).findings
     }
 
