@@ -172,8 +172,8 @@ impl Validate {
                 });
                 let found = network::check(&network, policy, &global.places(), on_host);
                 let checked = Checked {
-                    text: found.text(&network),
-                    document: found.document(&network),
+                    text: found.text(),
+                    document: json!(found),
                     errors: found.errors,
                 };
                 ("network", checked)

@@ -1,6 +1,6 @@
 //! `rdmactl addresses release`: free leases, or parts of subnets, by hand.
 
-use super::{Scope, names_pod, ownership};
+use super::{Scope, ownership};
 use crate::output::{Ended, Exit, complain, confirmed, optional, say, table};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -137,6 +137,12 @@ impl Release {
         }
         Ok(chosen)
     }
+}
+
+/// Whether the holder is a pod of this name, with or without its namespace.
+fn names_pod(lease: &Lease, name: &str) -> bool {
+    let pod = lease.holder.pod.as_ref();
+    pod.is_some_and(|pod| pod.name == name || pod.to_string() == name)
 }
 
 fn question(leases: usize) -> String {

@@ -737,18 +737,6 @@ fn a_process_of_a_pod_is_not_the_kubelet() {
             "no kubelet",
         ),
         (
-            "K03",
-            |n| n.link("/proc/900/exe", "/tmp/kubelet"),
-            Unknown,
-            "no kubelet",
-        ),
-        (
-            "K03",
-            |n| n.link("/proc/900/exe", "/usr/bin/kubelet (deleted)"),
-            Pass,
-            "",
-        ),
-        (
             "R01",
             |n| n.link("/proc/700/ns/pid", "pid:[4026532999]"),
             Unknown,

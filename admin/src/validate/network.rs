@@ -10,7 +10,8 @@ use cni_wire::{Code, Command, Environment, NetworkConfig, Request, env, text};
 use hca::{HcaId, Host};
 use ipam::{leases::LeaseError, plugin::Plugin};
 use node::policy::{FabricAddresses, Policy};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use rdma_netdev::{
     addressing::{self, addressing},
@@ -37,15 +38,18 @@ pub(crate) struct Network {
     config: Result<Value, String>,
 }
 
-/// What was found about one plugin of a network, or about the network.
-#[derive(Debug, Default)]
-pub(crate) struct Findings {
+/// What was found about a network; its document.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct CheckedNetwork {
+    network: String,
+    resource: Option<String>,
     attach: Option<String>,
     ipam: Option<String>,
     ranges: Vec<String>,
+    notes: Vec<String>,
     /// Why it would be refused.
+    #[serde(skip)]
     pub errors: Vec<String>,
-    pub notes: Vec<String>,
 }
 
 /// The host that a network is checked on.
@@ -63,8 +67,12 @@ pub(crate) fn check(
     policy: &Policy,
     places: &Places,
     host: Option<OnHost<'_>>,
-) -> Findings {
-    let mut found = Findings::default();
+) -> CheckedNetwork {
+    let mut found = CheckedNetwork {
+        network: network.name.clone(),
+        resource: network.resource.clone(),
+        ..CheckedNetwork::default()
+    };
     let ours = match plugins(network) {
         Ok(ours) => ours,
         Err(error) => {
@@ -89,7 +97,7 @@ fn check_plugin(
     policy: &Policy,
     places: &Places,
     host: Option<OnHost<'_>>,
-    found: &mut Findings,
+    found: &mut CheckedNetwork,
 ) {
     let read = || -> Result<(Request, Config), Error> {
         let request = Request {
@@ -162,7 +170,7 @@ fn unclear_netdevs(host: OnHost<'_>, port: Option<u32>) -> Vec<String> {
     unclear.map(|error| error.to_string()).collect()
 }
 
-fn notes(config: &Config, network: &Network, found: &mut Findings) {
+fn notes(config: &Config, network: &Network, found: &mut CheckedNetwork) {
     if config.rdma == RdmaRequirement::Required {
         let note = "rdma required is refused on nodes that are not in exclusive mode";
         found.notes.push(note.to_owned());
@@ -199,7 +207,7 @@ fn check_addresses(
     config: &Config,
     policy: &Policy,
     places: &Places,
-    found: &mut Findings,
+    found: &mut CheckedNetwork,
 ) -> Result<Option<BTreeSet<u32>>, Error> {
     let Some(kind) = request.config.ipam_type()? else {
         return Ok(None);
@@ -242,7 +250,7 @@ fn check_addresses(
     Ok(read.rails())
 }
 
-impl Findings {
+impl CheckedNetwork {
     fn note(&mut self, check: impl FnOnce(&mut Self) -> Result<(), Error>) {
         let failed = check(self).err();
         self.errors.extend(failed.map(|error| error.to_string()));
@@ -357,21 +365,10 @@ fn is_ours(plugin: &Value) -> bool {
     kind.is_some_and(|kind| TYPES.contains(&kind))
 }
 
-impl Findings {
-    pub(crate) fn document(&self, network: &Network) -> Value {
-        json!({
-            "network": network.name,
-            "resource": network.resource,
-            "attach": self.attach,
-            "ipam": self.ipam,
-            "ranges": self.ranges,
-            "notes": self.notes,
-        })
-    }
-
+impl CheckedNetwork {
     /// For a person; without the errors.
-    pub(crate) fn text(&self, network: &Network) -> String {
-        let line = |what: &str| format!("{}: {}\n", network.name, text::printable(what));
+    pub(crate) fn text(&self) -> String {
+        let line = |what: &str| format!("{}: {}\n", self.network, text::printable(what));
         let mut text = String::new();
         if let (Some(attach), true) = (&self.attach, self.errors.is_empty()) {
             let addresses = match &self.ipam {
@@ -390,9 +387,11 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn checked(text: &str) -> (String, Findings) {
+    fn checked(text: &str) -> (String, CheckedNetwork) {
         let place = tempfile::tempdir().unwrap();
         let policy = Policy::default();
         let places = Places {
@@ -405,7 +404,7 @@ mod tests {
         (network.name, found)
     }
 
-    fn one(config: &str) -> Findings {
+    fn one(config: &str) -> CheckedNetwork {
         checked(config).1
     }
 
