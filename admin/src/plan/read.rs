@@ -15,8 +15,6 @@ use crate::topology::nearest_nics;
 
 /// Of a text of a node.
 const MAX_TEXT_BYTES: usize = 300;
-/// HCAs and GPUs that a node has at most.
-const MAX_DEVICES: usize = 1024;
 /// Shorter prefixes are of default routes and mistakes, and would leave no range free.
 const MIN_PREFIX: u8 = 8;
 
@@ -94,22 +92,10 @@ impl PlanNode {
         };
         let node = Self::deserialize(facts);
         let mut node = node.map_err(|error| format!("its answer of discover: {error}"))?;
-        for (what, count) in [("HCAs", node.hcas.len()), ("GPUs", node.gpus.len())] {
-            if count > MAX_DEVICES {
-                return Err(format!("it has {count} {what}: more than {MAX_DEVICES}"));
-            }
-        }
         node.name = name;
         node.gpus.iter_mut().for_each(|gpu| *gpu = text_of(gpu));
         node.addresses.retain(|one| one.prefix >= MIN_PREFIX);
         node.hcas.sort_by(|a, b| a.facts.id.cmp(&b.facts.id));
-        let twice = node.hcas.windows(2).find_map(|pair| match pair {
-            [one, other] if one.facts.id == other.facts.id => Some(&one.facts.id),
-            _ => None,
-        });
-        if let Some(id) = twice {
-            return Err(format!("it has HCA {id} twice"));
-        }
         for hca in &mut node.hcas {
             if let Some(rail) = hca.rail.filter(|rail| *rail > u8::MAX.into()) {
                 let (id, most) = (&hca.facts.id, u8::MAX);

@@ -711,25 +711,14 @@ fn the_driver_of_most_nodes_names_the_resource() {
 
 #[test]
 fn a_node_with_an_impossible_answer_is_left_out_by_name() {
-    let twice = |node: &mut PlanNode| node.hcas.push(node.hcas[0].clone());
     let far = |node: &mut PlanNode| node.hcas[0].rail = Some(256);
-    let many = |node: &mut PlanNode| node.gpus = vec!["GPU".to_owned(); 1025];
     let healthy = answer("a", machine::egx, |_| {});
     let alone = planned(std::slice::from_ref(&healthy), &Options::default()).unwrap();
-    for (odd, expected) in [
-        (
-            &twice as &dyn Fn(&mut PlanNode),
-            "it has HCA 0000:37:00.0 twice",
-        ),
-        (&far, "HCA 0000:37:00.0 is on rail 256, above 255"),
-        (&many, "it has 1025 GPUs: more than 1024"),
-    ] {
-        let both = [healthy.clone(), answer("b", machine::egx, odd)];
-        let text = planned(&both, &Options::default()).unwrap();
-        let warning = format!("# WARNING: b is not in this plan: {expected}\n");
-        assert!(text.contains(&warning), "{expected}: {text}");
-        assert_eq!(text.replace(&warning, ""), alone, "{expected}");
-    }
+    let both = [healthy, answer("b", machine::egx, far)];
+    let text = planned(&both, &Options::default()).unwrap();
+    let warning = "# WARNING: b is not in this plan: HCA 0000:37:00.0 is on rail 256, above 255\n";
+    assert!(text.contains(warning), "{text}");
+    assert_eq!(text.replace(warning, ""), alone);
 }
 
 #[test]

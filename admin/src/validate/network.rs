@@ -304,17 +304,7 @@ fn config_of(object: &Value) -> Result<Value, String> {
         Some(_) => Err(format!("{key} is not text")),
     };
     let name = text("metadata.name")?.ok_or("metadata.name is missing")?;
-    for (key, name) in [
-        ("metadata.name", Some(name)),
-        ("metadata.namespace", text("metadata.namespace")?),
-    ] {
-        if let Some(name) = name.filter(|name| !is_dns_name(name)) {
-            return Err(format!(
-                "{key} {name:?} is not a DNS name: lower-case letters, digits, \"-\" and \".\", each \
-                 part begins and ends with a letter or digit"
-            ));
-        }
-    }
+    text("metadata.namespace")?;
     // Without one, Multus reads a file of the node that has the network's name.
     let Some(config) = text("spec.config")? else {
         return Ok(Value::Null);
@@ -325,18 +315,6 @@ fn config_of(object: &Value) -> Result<Value, String> {
         map.entry("name").or_insert_with(|| name.into());
     }
     Ok(config)
-}
-
-/// Whether Kubernetes accepts a name of an object (a subdomain by RFC 1123).
-fn is_dns_name(name: &str) -> bool {
-    let is_legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let is_part = |part: &str| {
-        !part.is_empty()
-            && part.chars().all(is_legal)
-            && !part.starts_with('-')
-            && !part.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(is_part)
 }
 
 /// The configurations of this plugin in a network, as the runtime passes them.
@@ -476,11 +454,6 @@ mod tests {
                 json!({"name": "a", "namespace": []}),
                 json!({"config": config}),
                 Some("metadata.namespace is not text"),
-            ),
-            (
-                json!({"name": "A_b"}),
-                json!({"config": config}),
-                Some("metadata.name \"A_b\" is not a DNS name"),
             ),
         ] {
             let kind = "NetworkAttachmentDefinition";
