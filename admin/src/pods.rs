@@ -86,14 +86,7 @@ impl Pods {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let state = self.sources.read(global);
         let pods = rows(&state, now());
-        let mut notes = state.gaps();
-        let ahead = pods.iter().filter(|row| row.age_seconds.is_none());
-        notes.extend(ahead.filter_map(|row| row.created).max().map(|created| {
-            let since = created.saturating_sub(now());
-            format!(
-                "an ADD is {since} s in the future by this node's clock: the clock was set back"
-            )
-        }));
+        let notes = state.gaps();
         let document = PodsDocument { pods, notes };
         global.say(json!(document), || text(&document, global.is_wide()));
         let faults = state.faults();

@@ -108,10 +108,75 @@ pub(super) struct Check {
     /// What to do, where one remedy serves all its faults; the first step where not.
     pub remedy: &'static str,
     #[serde(skip)]
-    pub judge: Judge,
+    judge: Judge,
+}
+
+/// Begins a row; [`Check::each`], [`Check::compare`] or [`Check::all`] end it.
+pub(super) fn check(
+    id: &'static str,
+    subject: &'static str,
+    severity: Verdict,
+    title: &'static str,
+) -> Check {
+    Check {
+        id,
+        title,
+        subject,
+        reads: "",
+        severity,
+        remedy: "",
+        judge: Box::new(|_, _| Ok(Vec::new())),
+    }
 }
 
 impl Check {
+    pub(super) fn reads(self, reads: &'static str) -> Self {
+        Self { reads, ..self }
+    }
+
+    pub(super) fn remedy(self, remedy: &'static str) -> Self {
+        Self { remedy, ..self }
+    }
+
+    /// Judges all objects together.
+    pub(super) fn all(self, judge: impl Fn(&Context, &Self) -> Findings + 'static) -> Self {
+        Self {
+            judge: Box::new(judge),
+            ..self
+        }
+    }
+
+    /// Judges each object.
+    pub(super) fn each<O: Object + 'static>(
+        self,
+        objects: Objects<O>,
+        judge: impl Fn(&Context, &Self, &O) -> Judged + 'static,
+    ) -> Self {
+        self.all(move |context, check| {
+            let objects = objects(context)?;
+            each(objects, |object| judge(context, check, object))
+        })
+    }
+
+    /// Compares one fact of each object with what it should be. `{fact}` in the reason is the value.
+    pub(super) fn compare<O: Object + 'static, T: Display + 'static>(
+        self,
+        objects: Objects<O>,
+        read: impl Fn(&Context, &O) -> Fact<T> + 'static,
+        holds: impl Fn(&T) -> bool + 'static,
+        why: &'static str,
+    ) -> Self {
+        self.each(objects, move |context, check, object| {
+            let fact = read(context, object)?;
+            let text = fact.to_string();
+            let finding = match holds(&fact) {
+                true => Finding::pass(&text),
+                false => check.fault(object, &why.replace("{fact}", &text)),
+            };
+            Ok(finding.read(check.reads, text))
+        })
+    }
+
     /// A fault with the check's own severity and remedy.
     pub(super) fn fault(&self, object: &impl Object, why: &str) -> Finding {
         let (why, remedy) = (object.fill(why), object.fill(self.remedy));
@@ -143,38 +208,6 @@ pub(super) fn each<'a, O: Object + 'a>(
         }
     };
     Ok(objects.into_iter().map(finding).collect())
-}
-
-/// A row: compares one fact of each object with what it should be. `{fact}` in the reason is the value.
-pub(super) fn compare<O: Object + 'static, T: Display + 'static>(
-    objects: Objects<O>,
-    read: impl Fn(&Context, &O) -> Fact<T> + 'static,
-    holds: impl Fn(&T) -> bool + 'static,
-    why: &'static str,
-) -> Judge {
-    Box::new(move |context, check| {
-        let objects = objects(context)?;
-        each(objects, |object| {
-            let fact = read(context, object)?;
-            let text = fact.to_string();
-            let finding = match holds(&fact) {
-                true => Finding::pass(&text),
-                false => check.fault(object, &why.replace("{fact}", &text)),
-            };
-            Ok(finding.read(check.reads, text))
-        })
-    })
-}
-
-/// A check of each object that is more than one comparison.
-pub(super) fn judge<O: Object + 'static>(
-    objects: Objects<O>,
-    judge: impl Fn(&Context, &Check, &O) -> Judged + 'static,
-) -> Judge {
-    Box::new(move |context, check| {
-        let objects = objects(context)?;
-        each(objects, |object| judge(context, check, object))
-    })
 }
 
 /// All checks, by subject and number.
@@ -278,20 +311,15 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         let context = super::super::tests::empty_context(tree.path());
         let verdict = |fact: Fact<u32>| {
-            let check = Check {
-                id: "X01",
-                title: "a number is seven",
-                subject: "node",
-                reads: "number",
-                severity: Verdict::Warn,
-                remedy: "make it seven",
-                judge: compare(
+            let check = check("X01", "node", Verdict::Warn, "a number is seven")
+                .reads("number")
+                .remedy("make it seven")
+                .compare(
                     node,
                     move |_, (): &()| fact.clone(),
                     |n| *n == 7,
                     "it is {fact}",
-                ),
-            };
+                );
             let mut outcome = check.make(&context);
             let finding = outcome.findings.remove(0);
             (finding.verdict, finding.why, finding.remedy)

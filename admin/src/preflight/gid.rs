@@ -6,31 +6,24 @@ use std::net::IpAddr;
 use hca::{GidEntry, ROCE_V2};
 
 use super::context::Context;
-use super::engine::{Check, Judged, Object, judge, some};
+use super::engine::{Check, Judged, Object, check, some};
 use super::link::{PortFacts, roce};
 use crate::verdict::Verdict::{Fail, Warn};
 use crate::verdict::{Finding, words};
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "G01",
-            title: "every address has its RoCE v2 GID",
-            subject: "port",
-            reads: "gids and gid_attrs of the port, addresses of its netdev",
-            severity: Fail,
-            remedy: "the table may be full (G06); set the address again, or reload the driver",
-            judge: judge(active_roce, g01_entries),
-        },
-        Check {
-            id: "G06",
-            title: "the GID table has room for all units",
-            subject: "port",
-            reads: "gids of the port, the configuration",
-            severity: Warn,
-            remedy: "offer fewer units (rdmaHcaMax, slots), unless most pods have no netdev of their own",
-            judge: judge(active_roce, g06_room),
-        },
+        check("G01", "port", Fail, "every address has its RoCE v2 GID")
+            .reads("gids and gid_attrs of the port, addresses of its netdev")
+            .remedy("the table may be full (G06); set the address again, or reload the driver")
+            .each(active_roce, g01_entries),
+        check("G06", "port", Warn, "the GID table has room for all units")
+            .reads("gids of the port, the configuration")
+            .remedy(
+                "offer fewer units (rdmaHcaMax, slots), unless most pods have no netdev of their \
+                 own",
+            )
+            .each(active_roce, g06_room),
     ]
 }
 

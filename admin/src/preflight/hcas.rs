@@ -2,40 +2,32 @@
 //! that has lost all of it.
 
 use super::context::{Context, Expected, PoolHca};
-use super::engine::{Check, Findings, Judged, judge, node};
+use super::engine::{Check, Findings, Judged, check, node};
 use crate::verdict::Finding;
 use crate::verdict::Verdict::Fail;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "H01",
-            title: "there is an HCA",
-            subject: "node",
-            reads: "/sys/class/infiniband",
-            severity: Fail,
-            remedy: "see M01 and M02 for a missing driver, and lspci for the NIC; check a node that is \
-                meant to have none with --skip H",
-            judge: judge(node, h01_any),
-        },
-        Check {
-            id: "H02",
-            title: "each pool has an HCA that can be used",
-            subject: "pool",
-            reads: "the configuration, /sys/class/infiniband",
-            severity: Fail,
-            remedy: CHOSEN,
-            judge: Box::new(|context, _| h02_pools(context)),
-        },
-        Check {
-            id: "H03",
-            title: "as many HCAs as expected can be used",
-            subject: "node or pool",
-            reads: "--expect, /sys/class/infiniband",
-            severity: Fail,
-            remedy: "see the reasons; for ports run --only L; for missing HCAs check lspci, then M02",
-            judge: Box::new(h03_expected),
-        },
+        check("H01", "node", Fail, "there is an HCA")
+            .reads("/sys/class/infiniband")
+            .remedy(
+                "see M01 and M02 for a missing driver, and lspci for the NIC; check a node that \
+                 is meant to have none with --skip H",
+            )
+            .each(node, h01_any),
+        check("H02", "pool", Fail, "each pool has an HCA that can be used")
+            .reads("the configuration, /sys/class/infiniband")
+            .remedy(CHOSEN)
+            .all(|context, _| h02_pools(context)),
+        check(
+            "H03",
+            "node or pool",
+            Fail,
+            "as many HCAs as expected can be used",
+        )
+        .reads("--expect, /sys/class/infiniband")
+        .remedy("see the reasons; for ports run --only L; for missing HCAs check lspci, then M02")
+        .all(h03_expected),
     ]
 }
 

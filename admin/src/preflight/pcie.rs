@@ -9,7 +9,7 @@ use hca::topology::{Class, Gpu, Machine, Nic, PciLocation};
 
 use super::config_space::ConfigSpace;
 use super::context::Context;
-use super::engine::{Check, Fact, Findings, Judged, Object, each, judge, some};
+use super::engine::{Check, Fact, Findings, Judged, Object, check, each, some};
 use super::function::{gpus_and_nics, hardware};
 use super::platform::is_virtual_machine;
 use super::read;
@@ -19,62 +19,61 @@ use crate::verdict::{Finding, words};
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "P01",
-            title: "PCIe links run as fast and wide as they can",
-            subject: "NIC",
-            reads: "current_link_* and max_link_* of the NIC and the port above it, rate of its ports",
-            severity: Fail,
-            remedy: "reseat the card, use a slot with all its lanes, update the firmware",
-            judge: judge(hardware, p01_link),
-        },
-        Check {
-            id: "P03",
-            title: "switches let GPU and NIC talk directly",
-            subject: "switch port",
-            reads: "ACS control in the PCI configuration space",
-            severity: Warn,
-            remedy: "switch ACS off in the firmware, on the kernel's command line (pci=config_acs=..., \
-                disable_acs_redir=...), or by setpci",
-            judge: Box::new(p03_acs),
-        },
-        Check {
-            id: "P05",
-            title: "the IOMMU passes DMA through",
-            subject: "NIC or GPU",
-            reads: "iommu_group/type",
-            severity: Warn,
-            remedy: "iommu=pt (x86) or iommu.passthrough=1 (Arm) on the kernel's command line",
-            judge: Box::new(p05_iommu),
-        },
-        Check {
-            id: "P06",
-            title: "NICs read in large requests, in relaxed order",
-            subject: "NIC",
-            reads: "device control in the PCI configuration space",
-            severity: Warn,
-            remedy: "mlxconfig PCI_WR_ORDERING=1 or the firmware set-up; for the size until the next boot \
-                setpci CAP_EXP+8.w, highest digit 5",
-            judge: judge(hardware, p06_requests),
-        },
-        Check {
-            id: "P07",
-            title: "PCIe links report no new errors",
-            subject: "PCI function",
-            reads: "aer_dev_* of NICs and the bridges above them, twice",
-            severity: Warn,
-            remedy: "reseat the card or riser; many correctable errors cost bandwidth as well",
-            judge: Box::new(p07_errors),
-        },
-        Check {
-            id: "P12",
-            title: "a NIC's Data Direct function shares the GPU's IOMMU group",
-            subject: "NIC",
-            reads: "iommu_group of the function and the GPUs on its switch",
-            severity: Warn,
-            remedy: DATA_DIRECT_REMEDY,
-            judge: judge(with_data_direct, p12_data_direct),
-        },
+        check(
+            "P01",
+            "NIC",
+            Fail,
+            "PCIe links run as fast and wide as they can",
+        )
+        .reads("current_link_* and max_link_* of the NIC and the port above it, rate of its ports")
+        .remedy("reseat the card, use a slot with all its lanes, update the firmware")
+        .each(hardware, p01_link),
+        check(
+            "P03",
+            "switch port",
+            Warn,
+            "switches let GPU and NIC talk directly",
+        )
+        .reads("ACS control in the PCI configuration space")
+        .remedy(
+            "switch ACS off in the firmware, on the kernel's command line \
+                 (pci=config_acs=..., disable_acs_redir=...), or by setpci",
+        )
+        .all(p03_acs),
+        check("P05", "NIC or GPU", Warn, "the IOMMU passes DMA through")
+            .reads("iommu_group/type")
+            .remedy("iommu=pt (x86) or iommu.passthrough=1 (Arm) on the kernel's command line")
+            .all(p05_iommu),
+        check(
+            "P06",
+            "NIC",
+            Warn,
+            "NICs read in large requests, in relaxed order",
+        )
+        .reads("device control in the PCI configuration space")
+        .remedy(
+            "mlxconfig PCI_WR_ORDERING=1 or the firmware set-up; for the size until the next \
+                 boot setpci CAP_EXP+8.w, highest digit 5",
+        )
+        .each(hardware, p06_requests),
+        check(
+            "P07",
+            "PCI function",
+            Warn,
+            "PCIe links report no new errors",
+        )
+        .reads("aer_dev_* of NICs and the bridges above them, twice")
+        .remedy("reseat the card or riser; many correctable errors cost bandwidth as well")
+        .all(p07_errors),
+        check(
+            "P12",
+            "NIC",
+            Warn,
+            "a NIC's Data Direct function shares the GPU's IOMMU group",
+        )
+        .reads("iommu_group of the function and the GPUs on its switch")
+        .remedy(DATA_DIRECT_REMEDY)
+        .each(with_data_direct, p12_data_direct),
     ]
 }
 
