@@ -155,12 +155,11 @@ fn ports(candidates: &[hca::Hca], scanned: &HostSnapshot, pools: Option<&Pools>)
     let mut header =
         "DEVICE  PORT  STATE  LINK  RATE  NETDEV  HCA  KIND  NUMA  DRIVER  NODES".to_owned();
     header += if pools.is_some() { "  RESOURCES" } else { "" };
-    let mut rows = Vec::new();
     let devices = candidates.iter().flat_map(|hca| {
         let all = hca.rdma_devices.iter().chain(&hca.sub_devices);
         all.map(move |rdma| (hca, rdma))
     });
-    for (candidate, rdma) in devices {
+    let rows = devices.flat_map(|(candidate, rdma)| {
         let device = scanned.inventory.rdma_device(&rdma.name);
         let driver = device.and_then(|device| device.driver.as_deref());
         let mut common = vec![
@@ -174,44 +173,41 @@ fn ports(candidates: &[hca::Hca], scanned: &HostSnapshot, pools: Option<&Pools>)
             common.push(cell(&offered(candidate, pools).join(" ")));
         }
         let away = away(candidate, scanned);
-        let mut add = |facts: [String; 6]| {
-            rows.push(
-                facts
-                    .into_iter()
-                    .chain(common.clone())
-                    .collect::<Vec<String>>(),
-            );
-        };
-        let name = || rdma.name.clone();
-        let Some(device) = device else {
-            let known = rdma.ports.first();
-            let state = match candidate.sub_devices.contains(rdma) {
-                true => "for management alone",
-                false => "in another netns",
-            };
-            add([
-                name(),
-                "-".into(),
-                state.into(),
-                optional(known.map(|port| format!("{:?}", port.link_layer))),
-                optional(known.and_then(|port| port.rate.as_ref())),
-                optional(away.filter(|_| !candidate.sub_devices.contains(rdma))),
-            ]);
-            continue;
-        };
-        for port in device.ports.iter().filter(|port| port.carries_data) {
+        let is_sub = candidate.sub_devices.contains(rdma);
+        let of_port = |port: &Port| {
             let in_a_pod = || Some(format!("{} (in a pod)", away.as_ref()?));
-            let netdev = port.netdev.clone().or_else(in_a_pod);
-            add([
-                name(),
+            [
                 port.number.to_string(),
                 format!("{} {}", port.state, port.phys_state),
                 format!("{:?}", port.link_layer),
                 optional(port.rate.as_ref()),
-                optional(netdev),
-            ]);
-        }
-    }
+                optional(port.netdev.clone().or_else(in_a_pod)),
+            ]
+        };
+        let ports: Vec<[String; 5]> = match device {
+            Some(device) => (device.ports.iter())
+                .filter(|port| port.carries_data)
+                .map(of_port)
+                .collect(),
+            None => {
+                let known = rdma.ports.first();
+                let state = if is_sub {
+                    "for management alone"
+                } else {
+                    "in another netns"
+                };
+                vec![[
+                    "-".into(),
+                    state.into(),
+                    optional(known.map(|port| format!("{:?}", port.link_layer))),
+                    optional(known.and_then(|port| port.rate.as_ref())),
+                    optional(away.clone().filter(|_| !is_sub)),
+                ]]
+            }
+        };
+        let row = |port: [String; 5]| [std::slice::from_ref(&rdma.name), &port, &common].concat();
+        ports.into_iter().map(row).collect::<Vec<_>>()
+    });
     table(&header, rows)
 }
 

@@ -131,16 +131,15 @@ pub(super) async fn test_pair(
     };
     test.tested.pairs = pairs.iter().map(names).collect();
     test.tested.ends = [&server, &client].map(End::clone);
-    let mut standing: Vec<(&Port, &Port)> = pairs;
-    let mut broken: Vec<String> = Vec::new();
+    // Which of the pairs failed a step.
+    let mut broken = vec![false; pairs.len()];
     for step in CHOICE.into_iter().filter(|step| flags.wants(step.0)) {
-        let not_tried = |object: &String| Finding::not_applicable(NOT_TRIED).on(object);
-        let mut findings: Vec<Finding> = broken.iter().map(not_tried).collect();
-        let mut still = Vec::new();
-        for (ours, theirs) in standing {
+        let mut findings = Vec::new();
+        for ((ours, theirs), broken) in pairs.iter().zip(&mut broken) {
             let object = object(ours, theirs);
             progress(&format!("{}: {object}", step.0));
             let finding = match (step, flags.gpu) {
+                _ if *broken => Finding::not_applicable(NOT_TRIED),
                 _ if test.left() == Some(Duration::ZERO) => Finding::unknown(TIME_OVER),
                 (PING, _) => test.ping(ours, theirs).await,
                 (RPING, _) => test.rping(&server, &client, ours).await,
@@ -148,14 +147,9 @@ pub(super) async fn test_pair(
                 (_, None) => Finding::not_applicable("no GPU was named (--gpu)"),
                 (_, gpu) => test.write_bw(&server, ours, theirs, gpu).await,
             };
-            if finding.verdict == Verdict::Fail && step != RPING {
-                broken.push(object.clone());
-            } else {
-                still.push((ours, theirs));
-            }
+            *broken |= finding.verdict == Verdict::Fail && step != RPING;
             findings.push(finding.on(object));
         }
-        standing = still;
         if findings.is_empty() {
             findings.push(Finding::not_applicable(NO_PAIR));
         }
