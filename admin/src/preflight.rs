@@ -44,7 +44,7 @@ use crate::global::{Global, NODE};
 use crate::on_host::OnHost;
 use crate::output::{Ended, Exit};
 use crate::verdict;
-use context::{Context, Expected, Membership, PoolHca, Pools, Settings, mounted};
+use context::{Context, HostPool, Membership, PoolHca, Pools, Settings, mounted};
 use engine::{catalogue, choice, run};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
@@ -72,10 +72,10 @@ pub(crate) struct Preflight {
     /// container does
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "0")]
     wait: Option<u64>,
-    /// The number of usable HCAs that this node should have, in total or of a resource (needs
-    /// --config-file)
-    #[arg(long = "expect", value_name = "[RESOURCE=]NUMBER")]
-    expected: Vec<Expected>,
+    /// The number of usable HCAs that this node should have; of a pool, key expected of the
+    /// configuration says it
+    #[arg(long = "expect", value_name = "NUMBER")]
+    expected: Option<usize>,
     /// Check the container this runs in instead of the node
     #[arg(long, help_heading = NODE)]
     pod: bool,
@@ -171,7 +171,7 @@ impl Preflight {
             device_plugin_dir: or_mounted(&self.device_plugin_dir, plugins),
             policy: or_mounted(&global.named_policy(), "etc/rdma-netdev/policy.json"),
             in_pod: self.pod,
-            expected: self.expected.clone(),
+            expected: self.expected,
             root,
         }
     }
@@ -186,13 +186,14 @@ fn pools(config: &Config, host: &OnHost) -> Pools {
     };
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
         let resource = pool.resource.as_str();
-        if pool.optional {
-            pools.optional.insert(resource.to_owned());
-        }
-        let hcas = pools.hcas.entry(resource.to_owned()).or_default();
+        let mut of_pool = HostPool {
+            hcas: Vec::new(),
+            optional: pool.optional,
+            expected: pool.expected.map(|count| count as usize),
+        };
         for member in snapshot.members() {
             let names = member.hca.rdma_names();
-            hcas.push(PoolHca {
+            of_pool.hcas.push(PoolHca {
                 id: names
                     .first()
                     .map_or_else(|| member.hca.id.to_string(), |&name| name.to_owned()),
@@ -212,6 +213,7 @@ fn pools(config: &Config, host: &OnHost) -> Pools {
                 });
             }
         }
+        pools.by_resource.insert(resource.to_owned(), of_pool);
     }
     pools
 }

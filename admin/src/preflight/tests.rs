@@ -24,7 +24,7 @@ pub(super) fn empty_context(root: &Path) -> Context {
         device_plugin_dir: root.join("var/lib/kubelet/device-plugins"),
         policy: root.join("policy.json"),
         in_pod: false,
-        expected: Vec::new(),
+        expected: None,
     };
     Context::new(settings, snapshot, false, None)
 }
@@ -823,10 +823,16 @@ fn pools_are_judged_by_their_hcas() {
         (0..number).map(hca).collect::<Vec<_>>()
     };
     let pools = |pools: &[(&str, usize, usize)]| Pools {
-        hcas: (pools.iter().copied())
-            .map(|(resource, number, faulty)| (resource.to_owned(), hcas(number, faulty)))
+        by_resource: (pools.iter().copied())
+            .map(|(resource, number, faulty)| {
+                let pool = HostPool {
+                    hcas: hcas(number, faulty),
+                    optional: resource == "rdma/vf",
+                    expected: None,
+                };
+                (resource.to_owned(), pool)
+            })
             .collect(),
-        optional: ["rdma/vf".to_owned()].into(),
         ..Pools::default()
     };
     let h02 =
@@ -853,60 +859,40 @@ fn pools_are_judged_by_their_hcas() {
         &h02(&[("rdma/vf", 0, 0)]),
         (NotApplicable, "optional"),
     );
-    let h03 = |expected: &str, pools: Option<Pools>| {
-        let expected = vec![expected.parse().unwrap()];
-        node.findings(
-            "H03",
-            Settings {
-                expected,
-                ..node.settings()
-            },
-            pools,
-        )
+    let h03 = |expected, faulty| {
+        let mut pools = pools(&[("rdma/a", 2, faulty)]);
+        if let Some(pool) = pools.by_resource.get_mut("rdma/a") {
+            pool.expected = expected;
+        }
+        node.findings("H03", node.settings(), Some(pools))
     };
-    let two = |faulty| Some(pools(&[("rdma/a", 2, faulty)]));
-    expect("H03", &h03("rdma/a=2", two(0)), (Pass, "2 can be used"));
+    expect("H03", &h03(Some(2), 0), (Pass, "2 can be used"));
     expect(
         "H03",
-        &h03("rdma/a=2", two(1)),
+        &h03(Some(2), 1),
         (Fail, "1 of 2 can be used, 2 are here: mlx5_0: port 1"),
     );
-    expect("H03", &h03("rdma/x=1", two(0)), (Fail, "no pool has"));
-    expect("H03", &h03("rdma/x=0", two(0)), (Pass, ""));
-    expect("H03", &h03("rdma/a=2", None), (Fail, "no pool has"));
-}
-
-#[test]
-fn an_expectation_is_a_number_with_or_without_a_resource() {
-    for wrong in ["", "x", "rdma/a=", "rdma/a=-1", "=2", "="] {
-        let error = wrong.parse::<Expected>().unwrap_err().to_string();
-        assert!(error.contains("rdma/rails=8"), "{error}");
-    }
-    let expected: Expected = "rdma/a=2".parse().unwrap();
-    assert_eq!(
-        (expected.resource.as_deref(), expected.hcas),
-        (Some("rdma/a"), 2)
-    );
+    expect("H03", &h03(None, 1), (NotApplicable, "nothing here"));
 }
 
 #[test]
 fn a_node_that_lost_an_hca_is_not_fit() {
     let node = Node::fit();
-    let expecting = |number: &str| {
+    let expecting = |number: usize| {
         let mut settings = node.settings();
-        settings.expected = vec![number.parse().unwrap()];
+        settings.expected = Some(number);
         let verdicts = node.verdicts_with(settings, None);
         (verdicts["H01"], verdicts["H03"])
     };
     let all = node.context(node.settings(), None).snapshot;
     let all = all.inventory.rdma_devices().count();
-    assert_eq!(expecting(&all.to_string()).1, Pass);
+    assert_eq!(expecting(all).1, Pass);
     node.tree
         .set_port_state("mlx5_7", 1, "1: DOWN", "2: Polling");
-    assert_eq!(expecting(&all.to_string()).1, Fail);
-    assert_eq!(expecting(&(all - 1).to_string()).1, Pass);
+    assert_eq!(expecting(all).1, Fail);
+    assert_eq!(expecting(all - 1).1, Pass);
     node.take("/sys/class/infiniband");
-    assert_eq!(expecting("1"), (Fail, Fail));
+    assert_eq!(expecting(1), (Fail, Fail));
 }
 
 #[test]
@@ -915,7 +901,7 @@ fn functions_of_nvswitches_are_not_counted_as_hcas() {
     cloud::hgx_b200(&node.tree);
     let usable = |number: usize| {
         let mut settings = node.settings();
-        settings.expected = vec![number.to_string().parse().unwrap()];
+        settings.expected = Some(number);
         node.verdicts_with(settings, None)["H03"]
     };
     // Eight NICs and the bond for storage.
@@ -1011,6 +997,6 @@ fn the_pools_of_a_configuration_name_their_devices_and_units() {
         units: 1000,
     };
     assert_eq!(pools.of_device["mlx5_7"], [expected]);
-    let hcas = |resource: &str| pools.hcas[resource].len();
+    let hcas = |resource: &str| pools.by_resource[resource].hcas.len();
     assert_eq!((hcas("rdma/rails"), hcas("rdma/none")), (2, 0));
 }

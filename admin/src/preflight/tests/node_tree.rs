@@ -251,7 +251,7 @@ impl Node {
             device_plugin_dir: root.join("var/lib/kubelet/device-plugins"),
             policy: root.join("etc/rdma-netdev/policy.json"),
             in_pod: false,
-            expected: Vec::new(),
+            expected: None,
         }
     }
 
