@@ -53,7 +53,7 @@ impl Discover {
         } = host;
         let addresses = HostAddress::list(&scanned);
         let (machine, _) = topology::machine(scanned.machine.clone(), &global.policy);
-        let hca = |hca: &hca::Hca| Hca::of(hca, &scanned, pools.as_ref());
+        let hca = |hca: &hca::Hca| HcaDocument::of(hca, &scanned, pools.as_ref());
         let document = DiscoverDocument {
             hcas: candidates.iter().map(hca).collect(),
             unusable,
@@ -247,7 +247,7 @@ fn nodes(device: &RdmaDevice, scanned: &HostSnapshot) -> String {
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 struct DiscoverDocument {
-    hcas: Vec<Hca>,
+    hcas: Vec<HcaDocument>,
     unusable: Vec<Unusable>,
     /// An [`hca::Inventory`].
     inventory: Value,
@@ -303,7 +303,7 @@ impl HostAddress {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Hca {
+struct HcaDocument {
     id: String,
     rdma_devices: Vec<String>,
     /// RDMA devices of it for management alone, which no container gets.
@@ -330,7 +330,7 @@ struct DeviceNode {
     obstacle: Option<String>,
 }
 
-impl Hca {
+impl HcaDocument {
     fn of(candidate: &hca::Hca, scanned: &HostSnapshot, pools: Option<&Pools>) -> Self {
         let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
         let devices = candidate.rdma_devices.iter();

@@ -44,7 +44,7 @@ use crate::global::{Global, NODE};
 use crate::on_host::OnHost;
 use crate::output::{Ended, Exit};
 use crate::verdict;
-use context::{Context, HostPool, Membership, PoolHca, Pools, Settings, mounted};
+use context::{ConfiguredPools, Context, HostPool, Membership, PoolHca, Settings, mounted};
 use engine::{catalogue, choice, run};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
@@ -178,11 +178,11 @@ impl Preflight {
 }
 
 /// The pools that the daemon would make of this configuration on this host.
-fn pools(config: &Config, host: &OnHost) -> Pools {
+fn pools(config: &Config, host: &OnHost) -> ConfiguredPools {
     let assembled = host.pools(config);
-    let mut pools = Pools {
+    let mut pools = ConfiguredPools {
         cdi: (config.pools.iter()).any(|pool| pool.delivery == Delivery::Cdi),
-        ..Pools::default()
+        ..ConfiguredPools::default()
     };
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
         let resource = pool.resource.as_str();

@@ -165,7 +165,7 @@ impl Validate {
                     several.filter(|hca| hca.netdevs.len() > 1 && hca.netdevs.iter().all(is_here));
                 let hcas: Vec<HcaId> = several.map(|hca| hca.id.clone()).collect();
                 let roots = global.host();
-                let on_host = self.on_host.then_some(network::OnHost {
+                let on_host = self.on_host.then_some(network::NetworkHost {
                     cni_path: &self.cni_path,
                     roots: &roots,
                     hcas: &hcas,

@@ -37,7 +37,7 @@ struct Interface {
 
 /// An HCA of a pod, an interface of it, or both.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-struct Row {
+struct ClusterRow {
     node: String,
     pod: String,
     resource: Option<String>,
@@ -84,8 +84,8 @@ fn ours(definition: &Value) -> Option<String> {
 }
 
 /// Nodes of which pods are shown, and nothing else is known.
-fn unknown(nodes: &[KnownNode], rows: &[Row]) -> BTreeSet<String> {
-    let is_unknown = |row: &&Row| !nodes.iter().any(|known| known.node == row.node);
+fn unknown(nodes: &[KnownNode], rows: &[ClusterRow]) -> BTreeSet<String> {
+    let is_unknown = |row: &&ClusterRow| !nodes.iter().any(|known| known.node == row.node);
     let rows = rows.iter().filter(is_unknown);
     rows.map(|row| {
         format!(
@@ -98,7 +98,7 @@ fn unknown(nodes: &[KnownNode], rows: &[Row]) -> BTreeSet<String> {
 
 const HEADER: &str = "NODE  POD  RESOURCE  HCA  GPUS  INTERFACE  NETWORK  ADDRESSES";
 
-fn columns(row: &Row) -> Vec<String> {
+fn columns(row: &ClusterRow) -> Vec<String> {
     vec![
         cell(&row.node),
         cell(&row.pod),
@@ -114,7 +114,7 @@ fn columns(row: &Row) -> Vec<String> {
 /// Of each pod the HCAs that it has for itself, the shared resources that it asks for, and its
 /// interfaces, each with its HCA where the interface names one. A pod without an HCA is there for an
 /// interface of one of `networks`.
-fn rows(nodes: &[KnownNode], pods: &[Value], networks: &BTreeSet<String>) -> Vec<Row> {
+fn rows(nodes: &[KnownNode], pods: &[Value], networks: &BTreeSet<String>) -> Vec<ClusterRow> {
     let nothing = NodeState::default();
     let nodes: BTreeMap<&str, &NodeState> = nodes
         .iter()
@@ -124,10 +124,10 @@ fn rows(nodes: &[KnownNode], pods: &[Value], networks: &BTreeSet<String>) -> Vec
     for pod in pods {
         let node = text_at(pod, "/spec/nodeName");
         let state = nodes.get(node).copied().unwrap_or(&nothing);
-        let whose = Row {
+        let whose = ClusterRow {
             node: node.to_owned(),
             pod: format!("{}/{}", text_at(pod, "/metadata/namespace"), name_of(pod)),
-            ..Row::default()
+            ..ClusterRow::default()
         };
         let mut rows = held(state, &whose);
         rows.extend(shared(state, pod, &whose));
@@ -144,12 +144,12 @@ fn rows(nodes: &[KnownNode], pods: &[Value], networks: &BTreeSet<String>) -> Vec
 }
 
 /// HCAs that a pod has for itself.
-fn held(state: &NodeState, whose: &Row) -> Vec<Row> {
+fn held(state: &NodeState, whose: &ClusterRow) -> Vec<ClusterRow> {
     let own = state
         .hcas
         .iter()
         .filter(|hca| hca.pod.as_ref() == Some(&whose.pod));
-    let row = |hca: &HcaState| Row {
+    let row = |hca: &HcaState| ClusterRow {
         resource: hca.resource.clone(),
         hca: Some(hca.hardware.id.clone()),
         gpus: hca.serves.clone(),
@@ -159,7 +159,7 @@ fn held(state: &NodeState, whose: &Row) -> Vec<Row> {
 }
 
 /// Shared resources that its containers ask for.
-fn shared(state: &NodeState, pod: &Value, whose: &Row) -> Vec<Row> {
+fn shared(state: &NodeState, pod: &Value, whose: &ClusterRow) -> Vec<ClusterRow> {
     let lists = ["/spec/containers", "/spec/initContainers"];
     let lists = lists
         .iter()
@@ -172,7 +172,7 @@ fn shared(state: &NodeState, pod: &Value, whose: &Row) -> Vec<Row> {
     let is_asked = |name: &str| limits.iter().any(|limits| limits.get(name).is_some());
     let asked = shared.filter(|one| is_asked(&one.name));
     asked
-        .map(|one| Row {
+        .map(|one| ClusterRow {
             resource: Some(one.name.clone()),
             ..whose.clone()
         })
@@ -186,7 +186,7 @@ fn interfaces(pod: &Value) -> Vec<Interface> {
 }
 
 /// Puts an interface on the line of its HCA, else on one of a shared resource, else on its own.
-fn join(rows: &mut Vec<Row>, state: &NodeState, interface: Interface, whose: &Row) {
+fn join(rows: &mut Vec<ClusterRow>, state: &NodeState, interface: Interface, whose: &ClusterRow) {
     let hca = interface.device.as_ref().and_then(|device| {
         let [address, rdma] =
             ["/pci/pci-address", "/pci/rdma-device"].map(|at| text_at(device, at));
@@ -196,7 +196,7 @@ fn join(rows: &mut Vec<Row>, state: &NodeState, interface: Interface, whose: &Ro
         state.hcas.iter().find(is_it).map(|hca| &hca.hardware.id)
     });
     let is_free =
-        |row: &Row, of: Option<&String>| row.interface.is_none() && row.hca.as_ref() == of;
+        |row: &ClusterRow, of: Option<&String>| row.interface.is_none() && row.hca.as_ref() == of;
     let at = rows
         .iter()
         .position(|row| hca.is_some() && is_free(row, hca));
@@ -267,9 +267,10 @@ mod tests {
             "device-info": {"type": "pci", "pci": {"pci-address": address}}})
     }
 
-    fn shown(rows: &[Row]) -> Vec<String> {
+    fn shown(rows: &[ClusterRow]) -> Vec<String> {
         let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-        let row = |row: &Row| [row.pod.clone(), text(&row.hca), text(&row.interface)].join(" ");
+        let row =
+            |row: &ClusterRow| [row.pod.clone(), text(&row.hca), text(&row.interface)].join(" ");
         rows.iter().map(row).collect()
     }
 

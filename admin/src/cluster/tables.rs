@@ -10,12 +10,12 @@ type Rows = fn(&str, &Value) -> Result<Vec<Value>, String>;
 
 /// A command whose documents of all nodes are one table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct View {
+pub(super) struct NodeTable {
     columns: Columns,
     rows: Rows,
 }
 
-impl View {
+impl NodeTable {
     /// The table of a command; `None` if it has none.
     pub(super) fn of(command: &str) -> Option<Self> {
         let (columns, rows): (Columns, Rows) = match command {
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_document_of_another_version_is_an_error_of_its_node() {
         for command in ["preflight", "addresses"] {
-            let view = View::of(command).unwrap();
+            let view = NodeTable::of(command).unwrap();
             let mut answers = [answer("n1", Ok(json!({"version": 2, "rows": []})))];
             view.check(&mut answers);
             let error = answers[0].output.clone().unwrap_err();
@@ -133,7 +133,7 @@ mod tests {
             answer("n1", Ok(document.clone())),
             answer("n2", Ok(document)),
         ];
-        let text = View::of("addresses").unwrap().text(&answers);
+        let text = NodeTable::of("addresses").unwrap().text(&answers);
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(
             text.ends_with("n2    10.0.0.1  -             ml/w-0  net1\n"),
@@ -149,7 +149,7 @@ mod tests {
                        {"id": "G06", "verdict": "warn"}],
         });
         let answer = answer("n1", Ok(document));
-        let text = View::of("preflight").unwrap().text(&[answer]);
+        let text = NodeTable::of("preflight").unwrap().text(&[answer]);
         assert!(
             text.ends_with("n1    1     1     40    L01 G06\n"),
             "{text}"
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn what_a_node_answers_steers_no_terminal() {
         let document = json!({"leases": [{"address": "\u{1b}[2J", "interface": 7}]});
-        let text = View::of("addresses")
+        let text = NodeTable::of("addresses")
             .unwrap()
             .text(&[answer("n1", Ok(document))]);
         assert!(!text.contains('\u{1b}'), "{text}");

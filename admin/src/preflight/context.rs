@@ -37,7 +37,7 @@ pub(super) struct Context {
     /// What was read of the host.
     pub(super) snapshot: HostSnapshot,
     /// The pools of the daemon's configuration; `None` without one.
-    pub(super) pools: Option<Pools>,
+    pub(super) pools: Option<ConfiguredPools>,
     /// Ports of RDMA devices.
     pub(super) ports: Vec<PortFacts>,
     /// Addresses of the namespace that is checked.
@@ -49,7 +49,7 @@ pub(super) struct Context {
 
 /// The pools of a configuration, resolved against this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Pools {
+pub(super) struct ConfiguredPools {
     /// The pools of each RDMA device that is in one.
     pub of_device: BTreeMap<String, Vec<Membership>>,
     /// By resource.
@@ -104,7 +104,7 @@ impl Context {
         settings: Settings,
         snapshot: HostSnapshot,
         in_host_namespace: bool,
-        pools: Option<Pools>,
+        pools: Option<ConfiguredPools>,
     ) -> Self {
         let host = Host::at(&settings.root);
         let live = is_running_kernel(&settings.root) && in_host_namespace;

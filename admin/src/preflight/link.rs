@@ -7,7 +7,7 @@ use hca::{LinkLayer, Netdev, Port, PortState, RdmaDevice};
 use node::policy::membership;
 use pools::host_snapshot::HostSnapshot;
 
-use super::context::{Context, Membership, Pools};
+use super::context::{ConfiguredPools, Context, Membership};
 use super::engine::{Check, Fact, Judged, Object, Unread, check, some};
 use super::read;
 use crate::node_guid;
@@ -98,7 +98,7 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 /// The ports of a snapshot.
-pub(super) fn ports(snapshot: &HostSnapshot, pools: Option<&Pools>) -> Vec<PortFacts> {
+pub(super) fn ports(snapshot: &HostSnapshot, pools: Option<&ConfiguredPools>) -> Vec<PortFacts> {
     let inventory = &snapshot.inventory;
     let ports = inventory.hcas.iter().flat_map(hca::Hca::ports);
     ports

@@ -648,9 +648,9 @@ fn what_is_wrong_with_kubernetes_is_found() {
 fn pools_without_cdi_ask_nothing_of_the_runtime() {
     let node = Node::fit();
     let with = |cdi| {
-        let pools = Pools {
+        let pools = ConfiguredPools {
             cdi,
-            ..Pools::default()
+            ..ConfiguredPools::default()
         };
         node.findings("R06", node.settings(), Some(pools))
     };
@@ -797,9 +797,9 @@ fn a_configuration_says_which_nics_have_to_be_in_order() {
         let of_device = devices
             .iter()
             .map(|device| ((*device).to_owned(), vec![member("rdma/rails", true)]));
-        let pools = Pools {
+        let pools = ConfiguredPools {
             of_device: of_device.collect(),
-            ..Pools::default()
+            ..ConfiguredPools::default()
         };
         node.verdicts_with(node.settings(), Some(pools))
     };
@@ -822,7 +822,7 @@ fn pools_are_judged_by_their_hcas() {
         let hca = |n: usize| PoolHca::new(&format!("mlx5_{n}"), fault(n));
         (0..number).map(hca).collect::<Vec<_>>()
     };
-    let pools = |pools: &[(&str, usize, usize)]| Pools {
+    let pools = |pools: &[(&str, usize, usize)]| ConfiguredPools {
         by_resource: (pools.iter().copied())
             .map(|(resource, number, faulty)| {
                 let pool = HostPool {
@@ -833,7 +833,7 @@ fn pools_are_judged_by_their_hcas() {
                 (resource.to_owned(), pool)
             })
             .collect(),
-        ..Pools::default()
+        ..ConfiguredPools::default()
     };
     let h02 =
         |list: &[(&str, usize, usize)]| node.findings("H02", node.settings(), Some(pools(list)));

@@ -54,7 +54,7 @@ pub(crate) struct CheckedNetwork {
 
 /// The host that a network is checked on.
 #[derive(Clone, Copy)]
-pub(crate) struct OnHost<'a> {
+pub(crate) struct NetworkHost<'a> {
     pub cni_path: &'a [PathBuf],
     pub roots: &'a Host,
     /// HCAs with several netdevs, all of them here, that are offered as the network's resource.
@@ -66,7 +66,7 @@ pub(crate) fn check(
     network: &Network,
     policy: &Policy,
     places: &Places,
-    host: Option<OnHost<'_>>,
+    host: Option<NetworkHost<'_>>,
 ) -> CheckedNetwork {
     let mut found = CheckedNetwork {
         network: network.name.clone(),
@@ -96,7 +96,7 @@ fn check_plugin(
     plugin: &Value,
     policy: &Policy,
     places: &Places,
-    host: Option<OnHost<'_>>,
+    host: Option<NetworkHost<'_>>,
     found: &mut CheckedNetwork,
 ) {
     let read = || -> Result<(Request, Config), Error> {
@@ -164,7 +164,7 @@ fn check_plugin(
 }
 
 /// Why ADD would not know which netdev of an HCA is meant.
-fn unclear_netdevs(host: OnHost<'_>, port: Option<u32>) -> Vec<String> {
+fn unclear_netdevs(host: NetworkHost<'_>, port: Option<u32>) -> Vec<String> {
     let netdev = |hca: &HcaId| name_of(host.roots, &Target::Hca(hca.clone()), port);
     let unclear = host.hcas.iter().filter_map(|hca| netdev(hca).err());
     unclear.map(|error| error.to_string()).collect()
@@ -393,7 +393,7 @@ mod tests {
             let tree = hca_trees::Tree::new(directory.path());
             lay(&tree);
             let hcas = [hca_trees::ports::CARD.parse().unwrap()];
-            let host = OnHost {
+            let host = NetworkHost {
                 cni_path: &[],
                 roots: &tree.host(),
                 hcas: &hcas,

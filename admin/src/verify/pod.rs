@@ -56,14 +56,14 @@ impl fmt::Display for PodRef {
 
 /// What a tool left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct ToolEnd {
     /// It ended with 0.
     pub fine: bool,
     /// Both its streams, the error stream last.
     pub text: String,
 }
 
-impl Ended {
+impl ToolEnd {
     /// The last lines, for a person.
     pub(super) fn tail(&self) -> String {
         const LINES: usize = 4;
@@ -122,7 +122,7 @@ impl PodRef {
         kubectl: &[String],
         argv: &[&str],
         most: Duration,
-    ) -> Result<Ended, String> {
+    ) -> Result<ToolEnd, String> {
         let seconds = most.as_secs().max(1).to_string();
         let mut there = vec!["timeout", &seconds];
         there.extend(argv);
@@ -137,7 +137,7 @@ impl PodRef {
         if output.status.code() == Some(124) {
             text.push_str(&format!("\nit did not end in {seconds} s"));
         }
-        Ok(Ended {
+        Ok(ToolEnd {
             fine: output.status.success(),
             text: plain(&text),
         })

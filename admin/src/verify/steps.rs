@@ -14,7 +14,7 @@ use crate::verdict::{Finding, Outcome, Verdict};
 use super::Verify;
 use super::ends::{self, End, Port};
 use super::judge::{self, Memory};
-use super::pod::{Ended, PodRef};
+use super::pod::{PodRef, ToolEnd};
 use super::{causes, perftest, ping};
 
 /// A step: its id, and what should be so.
@@ -367,14 +367,14 @@ impl PairTest<'_> {
     }
 
     /// Runs a command line without quotes.
-    async fn run(&self, place: &PodRef, line: &str) -> Ended {
+    async fn run(&self, place: &PodRef, line: &str) -> ToolEnd {
         let argv: Vec<&str> = line.split(' ').collect();
         let ended = place.run(self.kubectl, &argv, self.timeout()).await;
-        ended.unwrap_or_else(|text| Ended { fine: false, text })
+        ended.unwrap_or_else(|text| ToolEnd { fine: false, text })
     }
 
     /// Runs a server and a client, the client again until the server listens.
-    async fn both(&self, server: &str, client: &str) -> (Ended, Ended) {
+    async fn both(&self, server: &str, client: &str) -> (ToolEnd, ToolEnd) {
         let listening = self.run(self.ends[0], server);
         let calling = async {
             let started = Instant::now();
@@ -391,7 +391,7 @@ impl PairTest<'_> {
         tokio::pin!(listening, calling);
         // What the other one may still have to say once the first has ended.
         const OTHER_END_TIMEOUT: Duration = Duration::from_secs(5);
-        let late = |what: &str| Ended {
+        let late = |what: &str| ToolEnd {
             fine: false,
             text: format!("the {what} was still running"),
         };
@@ -409,7 +409,7 @@ impl PairTest<'_> {
 }
 
 /// A tool failed at one of the ends or both.
-fn failed(server: &Ended, client: &Ended, tool: &str) -> Finding {
+fn failed(server: &ToolEnd, client: &ToolEnd, tool: &str) -> Finding {
     let text = format!("{}\n{}", client.text, server.text);
     let (why, remedy) = meaning(&text, tool);
     Finding::fail(why, remedy)

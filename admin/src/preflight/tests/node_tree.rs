@@ -260,7 +260,7 @@ impl Node {
         self.verdicts_with(self.settings(), None)
     }
 
-    pub(super) fn context(&self, settings: Settings, pools: Option<Pools>) -> Context {
+    pub(super) fn context(&self, settings: Settings, pools: Option<ConfiguredPools>) -> Context {
         let host = self.tree.host();
         let mut snapshot = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         snapshot.uplinks = self.tree.uplinks();
@@ -276,7 +276,7 @@ impl Node {
     pub(super) fn verdicts_with(
         &self,
         settings: Settings,
-        pools: Option<Pools>,
+        pools: Option<ConfiguredPools>,
     ) -> BTreeMap<&'static str, Verdict> {
         let outcomes = run(&self.context(settings, pools), &[], &[]);
         outcomes
@@ -290,7 +290,7 @@ impl Node {
         &self,
         id: &str,
         settings: Settings,
-        pools: Option<Pools>,
+        pools: Option<ConfiguredPools>,
     ) -> Vec<Finding> {
         let mut outcomes = run(&self.context(settings, pools), &[id.to_owned()], &[]);
         outcomes.remove(0).findings
