@@ -19,19 +19,15 @@ use node_wire::{PartsChange, Reserved};
 use serde_json::json;
 
 use crate::global::Global;
-use crate::output::{Ended, Exit, complain, filters_before_command};
+use crate::output::{Ended, Exit, columns, complain, page};
 
 /// Shows the ranges that this node leases from, what it owns, and who holds which address.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Exit status: 0 good, 1 failed, nothing found, or fsck found something, 2 wrong usage."
-)]
+#[command(after_help = "Exit status: 0 good, 1 failed, or fsck found something, 2 wrong usage.")]
 pub(crate) struct Addresses {
     /// The store, by its name in the policy
     #[arg(long, global = true, value_name = "NAME", default_value = ipam::config::DEFAULT_STORE)]
     store: String,
-    #[command(flatten)]
-    filter: leases::Filter,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -64,10 +60,6 @@ impl Addresses {
             global,
             store: &self.store,
         };
-        if self.command.is_some() && self.filter.is_set() {
-            let filters = "--pool, --network-name, --pod, --address and --node";
-            return Err(filters_before_command(filters));
-        }
         match &self.command {
             None => self.list(&scope),
             Some(Command::Release(command)) => command.run(&scope),
@@ -95,38 +87,32 @@ impl Addresses {
                 "store": self.store, "pools": [], "parts": [], "leasesOutside": [], "leases": [],
             });
             scope.global.say(document, String::new);
-            return Ok(self.filter.outcome(true));
+            return Ok(Exit::Good);
         };
         let cooldown = plugin.policy().ipam.cooldown;
         let pools = pools::read(&leases, Some(&self.store), cooldown)?;
         let parts = parts::read(&plugin, &leases, &self.store)?;
-        let listed = self.filter.leases(&leases, &self.store)?;
+        let listed = leases::read(&leases, &self.store)?;
         let owns = plugin.owns(&listed)?;
         let outside = listed.iter().filter(|lease| !owns(lease));
         let outside: Vec<String> = outside.map(outside_text).collect();
         let document = json!({
             "store": self.store,
-            "pools": pools::documents(&pools),
-            "parts": parts::documents(&parts),
+            "pools": pools,
+            "parts": parts,
             "leasesOutside": outside,
             "leases": listed,
         });
         scope.global.say(document, || {
-            let mut tables = Vec::new();
-            if !self.filter.is_set() {
-                tables.push(pools::table(&pools));
-                if !parts.is_empty() {
-                    tables.push(parts::as_table(&parts));
-                }
+            let mut tables = vec![columns(pools::COLUMNS, &pools)];
+            if !parts.is_empty() {
+                tables.push(columns(parts::COLUMNS, &parts));
             }
             tables.push(leases::table(&listed));
-            tables.join("\n")
+            page(tables, &[])
         });
         outside.iter().for_each(|lease| complain(lease));
-        match outside.is_empty() {
-            true => Ok(self.filter.outcome(listed.is_empty())),
-            false => Ok(Exit::Found),
-        }
+        Ok(Exit::good_if(outside.is_empty()))
     }
 }
 
@@ -168,12 +154,6 @@ impl Scope<'_> {
         }
         Ok((plugin, leases))
     }
-}
-
-/// Whether the holder is a pod of this name, with or without its namespace.
-fn names_pod(lease: &Lease, name: &str) -> bool {
-    let pod = lease.holder.pod.as_ref();
-    pod.is_some_and(|pod| pod.name == name || pod.to_string() == name)
 }
 
 pub(crate) fn complain_of(path: &Path, what: &str) {

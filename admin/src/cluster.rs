@@ -31,7 +31,7 @@ use serde_json::json;
 use crate::global::{CLUSTER, Global, Kubectl, NODE};
 use crate::output::{Ended, Exit, block_on, ended, say, say_json, wrong_usage};
 use crate::{Command, output::complain};
-use tables::View;
+use tables::NodeTable;
 
 /// The name under which kubectl finds this program.
 const NAME: &str = "kubectl-rdma";
@@ -166,7 +166,9 @@ impl Cli {
             }
             Command::Pods(_) => return block_on(pods::print(&self.flags, &self.global))?,
             Command::Plan(plan) => {
-                let answers = [self.documents("discover")?, self.documents("topology")?];
+                let argv = ["rdmactl", "discover", "--json"].map(str::to_owned);
+                let answers = block_on(ask::ask(&self.flags, &argv))??;
+                let answers: Vec<_> = answers.iter().map(ask::NodeAnswer::document).collect();
                 return plan.run(&answers, &self.global, &self.flags);
             }
             _ => {}
@@ -193,7 +195,7 @@ impl Cli {
             command = next.and_then(|(name, _)| of.find_subcommand(name));
             sub = next.map(|(_, given)| given);
         }
-        let view = View::of(name).filter(|_| !nested);
+        let view = NodeTable::of(name).filter(|_| !nested);
         if self.global.json || view.is_some() {
             argv.push("--json".to_owned());
         }
@@ -207,14 +209,7 @@ impl Cli {
         self.print(view, &answers)
     }
 
-    /// What all nodes answer to a command, as documents.
-    fn documents(&self, command: &str) -> anyhow::Result<Vec<serde_json::Value>> {
-        let argv = ["rdmactl", command, "--json"].map(str::to_owned);
-        let answers = block_on(ask::ask(&self.flags, &argv))??;
-        Ok(answers.iter().map(ask::NodeAnswer::document).collect())
-    }
-
-    fn print(&self, view: Option<View>, answers: &[ask::NodeAnswer]) -> Ended {
+    fn print(&self, view: Option<NodeTable>, answers: &[ask::NodeAnswer]) -> Ended {
         if self.global.json {
             let nodes: Vec<_> = answers.iter().map(ask::NodeAnswer::document).collect();
             say_json(json!({"nodes": nodes}));

@@ -23,6 +23,8 @@ use pools::snapshot::Snapshot;
 use crate::global::{Global, NODE};
 use crate::on_host::OnHost;
 use crate::output::{Ended, Exit, optional, table};
+use crate::plan::read::PlanNode;
+use crate::topology;
 use crate::verdict::words;
 
 /// Shows the RDMA devices of this host.
@@ -42,17 +44,22 @@ pub(crate) struct Discover {
 
 impl Discover {
     pub(crate) fn run(&self, global: &Global) -> Ended {
-        let host = OnHost::scan(global, &self.addresses.node_addresses)?;
+        let host = OnHost::scan(global, &self.addresses.node_addresses, &global.policy)?;
         let pools = self.pools(&host)?;
         let OnHost {
             scanned,
             hcas: candidates,
             unusable,
         } = host;
+        let addresses = HostAddress::list(&scanned);
+        let (machine, _) = topology::machine(scanned.machine.clone(), &global.policy);
+        let hca = |hca: &hca::Hca| HcaDocument::of(hca, &scanned, pools.as_ref());
         let document = DiscoverDocument {
-            addresses: HostAddress::list(&scanned),
+            hcas: candidates.iter().map(hca).collect(),
             unusable,
-            ..DiscoverDocument::of(&scanned, &candidates, pools.as_ref())
+            inventory: json!(scanned.inventory),
+            facts: PlanNode::of(&scanned, &candidates, &machine, addresses.clone()),
+            addresses,
         };
         global.say(json!(document), || {
             let mut text = String::new();
@@ -148,12 +155,11 @@ fn ports(candidates: &[hca::Hca], scanned: &HostSnapshot, pools: Option<&Pools>)
     let mut header =
         "DEVICE  PORT  STATE  LINK  RATE  NETDEV  HCA  KIND  NUMA  DRIVER  NODES".to_owned();
     header += if pools.is_some() { "  RESOURCES" } else { "" };
-    let mut rows = Vec::new();
     let devices = candidates.iter().flat_map(|hca| {
         let all = hca.rdma_devices.iter().chain(&hca.sub_devices);
         all.map(move |rdma| (hca, rdma))
     });
-    for (candidate, rdma) in devices {
+    let rows = devices.flat_map(|(candidate, rdma)| {
         let device = scanned.inventory.rdma_device(&rdma.name);
         let driver = device.and_then(|device| device.driver.as_deref());
         let mut common = vec![
@@ -167,44 +173,41 @@ fn ports(candidates: &[hca::Hca], scanned: &HostSnapshot, pools: Option<&Pools>)
             common.push(cell(&offered(candidate, pools).join(" ")));
         }
         let away = away(candidate, scanned);
-        let mut add = |facts: [String; 6]| {
-            rows.push(
-                facts
-                    .into_iter()
-                    .chain(common.clone())
-                    .collect::<Vec<String>>(),
-            );
-        };
-        let name = || rdma.name.clone();
-        let Some(device) = device else {
-            let known = rdma.ports.first();
-            let state = match candidate.sub_devices.contains(rdma) {
-                true => "for management alone",
-                false => "in another netns",
-            };
-            add([
-                name(),
-                "-".into(),
-                state.into(),
-                optional(known.map(|port| format!("{:?}", port.link_layer))),
-                optional(known.and_then(|port| port.rate.as_ref())),
-                optional(away.filter(|_| !candidate.sub_devices.contains(rdma))),
-            ]);
-            continue;
-        };
-        for port in device.ports.iter().filter(|port| port.carries_data) {
+        let is_sub = candidate.sub_devices.contains(rdma);
+        let of_port = |port: &Port| {
             let in_a_pod = || Some(format!("{} (in a pod)", away.as_ref()?));
-            let netdev = port.netdev.clone().or_else(in_a_pod);
-            add([
-                name(),
+            [
                 port.number.to_string(),
                 format!("{} {}", port.state, port.phys_state),
                 format!("{:?}", port.link_layer),
                 optional(port.rate.as_ref()),
-                optional(netdev),
-            ]);
-        }
-    }
+                optional(port.netdev.clone().or_else(in_a_pod)),
+            ]
+        };
+        let ports: Vec<[String; 5]> = match device {
+            Some(device) => (device.ports.iter())
+                .filter(|port| port.carries_data)
+                .map(of_port)
+                .collect(),
+            None => {
+                let known = rdma.ports.first();
+                let state = if is_sub {
+                    "for management alone"
+                } else {
+                    "in another netns"
+                };
+                vec![[
+                    "-".into(),
+                    state.into(),
+                    optional(known.map(|port| format!("{:?}", port.link_layer))),
+                    optional(known.and_then(|port| port.rate.as_ref())),
+                    optional(away.clone().filter(|_| !is_sub)),
+                ]]
+            }
+        };
+        let row = |port: [String; 5]| [std::slice::from_ref(&rdma.name), &port, &common].concat();
+        ports.into_iter().map(row).collect::<Vec<_>>()
+    });
     table(&header, rows)
 }
 
@@ -218,7 +221,7 @@ fn away(candidate: &hca::Hca, scanned: &HostSnapshot) -> Option<String> {
 }
 
 /// Why the node itself needs a netdev of this HCA.
-fn uplink(candidate: &hca::Hca, scanned: &HostSnapshot) -> Option<String> {
+pub(crate) fn uplink(candidate: &hca::Hca, scanned: &HostSnapshot) -> Option<String> {
     let is_here = |name: &&str| scanned.inventory.netdev(name).is_some();
     let mut netdevs = candidate.netdev_names().filter(is_here);
     match &scanned.uplinks {
@@ -241,19 +244,17 @@ fn nodes(device: &RdmaDevice, scanned: &HostSnapshot) -> String {
     words(&found, " ")
 }
 
-/// What `--json` prints, and `kubectl rdma` reads.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct DiscoverDocument {
-    pub hcas: Vec<Hca>,
-    pub unusable: Vec<Unusable>,
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct DiscoverDocument {
+    hcas: Vec<HcaDocument>,
+    unusable: Vec<Unusable>,
     /// An [`hca::Inventory`].
-    pub inventory: Value,
-    /// What selectors are compared with, in the order of `hcas`; not of an older daemon.
-    #[serde(default)]
-    pub candidates: Vec<hca::Hca>,
+    inventory: Value,
+    /// For `kubectl rdma plan`.
+    facts: PlanNode,
     /// Addresses of the host's network namespace.
-    #[serde(default)]
-    pub addresses: Vec<HostAddress>,
+    addresses: Vec<HostAddress>,
 }
 
 /// An address of the host, not a link-local one.
@@ -300,54 +301,36 @@ impl HostAddress {
     }
 }
 
-impl DiscoverDocument {
-    /// Without addresses and what is unusable.
-    pub(crate) fn of(
-        scanned: &HostSnapshot,
-        candidates: &[hca::Hca],
-        pools: Option<&Pools>,
-    ) -> Self {
-        let hca = |hca: &hca::Hca| Hca::of(hca, scanned, pools);
-        Self {
-            hcas: candidates.iter().map(hca).collect(),
-            inventory: json!(scanned.inventory),
-            candidates: candidates.to_vec(),
-            ..Self::default()
-        }
-    }
-}
-
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Hca {
-    pub id: String,
-    pub rdma_devices: Vec<String>,
+struct HcaDocument {
+    id: String,
+    rdma_devices: Vec<String>,
     /// RDMA devices of it for management alone, which no container gets.
-    #[serde(default)]
-    pub sub_devices: Vec<String>,
-    pub netdevs: Vec<String>,
-    pub function: String,
-    pub function_number: Option<u32>,
-    pub pci_address: Option<String>,
-    pub pf: Option<String>,
-    pub numa_node: Option<u32>,
-    pub in_another_netns: bool,
-    pub nodes: Vec<DeviceNode>,
+    sub_devices: Vec<String>,
+    netdevs: Vec<String>,
+    function: &'static str,
+    function_number: Option<u32>,
+    pci_address: Option<String>,
+    pf: Option<String>,
+    numa_node: Option<u32>,
+    in_another_netns: bool,
+    nodes: Vec<DeviceNode>,
     /// Why the node itself needs it, or that this is not known.
-    pub uplink: Option<String>,
+    uplink: Option<String>,
     /// Resources that offer it; `None` without a configuration.
-    pub resources: Option<Vec<String>>,
+    resources: Option<Vec<String>>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct DeviceNode {
-    pub path: String,
-    pub number: String,
+#[derive(Debug, Serialize)]
+struct DeviceNode {
+    path: String,
+    number: String,
     /// Why it cannot be used.
-    pub obstacle: Option<String>,
+    obstacle: Option<String>,
 }
 
-impl Hca {
+impl HcaDocument {
     fn of(candidate: &hca::Hca, scanned: &HostSnapshot, pools: Option<&Pools>) -> Self {
         let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
         let devices = candidate.rdma_devices.iter();
@@ -369,7 +352,7 @@ impl Hca {
                 .map(|one| one.name.clone())
                 .collect(),
             netdevs: candidate.netdev_names().map(str::to_owned).collect(),
-            function: candidate.function().kind.word().to_owned(),
+            function: candidate.function().kind.word(),
             function_number: candidate.function().index,
             pci_address: candidate.pci.as_ref().map(|pci| pci.address.to_string()),
             pf: candidate.pf().map(|pf| pf.to_string()),

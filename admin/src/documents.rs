@@ -42,6 +42,16 @@ pub(crate) fn is_definition(object: &Value) -> bool {
     (object.get("kind")).is_some_and(|kind| kind == "NetworkAttachmentDefinition")
 }
 
+/// The plugins in the configuration of a `NetworkAttachmentDefinition`, if it can be read.
+pub(crate) fn plugins(definition: &Value) -> Vec<Value> {
+    let config: Value =
+        serde_json::from_str(text_at(definition, "/spec/config")).unwrap_or_default();
+    match config.get("plugins").and_then(Value::as_array) {
+        Some(plugins) => plugins.clone(),
+        None => vec![config],
+    }
+}
+
 /// The policy that the chart's values have by default.
 pub(crate) fn default_policy() -> Value {
     json!({"version": 1, "stores": {"default": {"type": "kubernetes"}}})

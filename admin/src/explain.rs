@@ -36,7 +36,7 @@ impl Explain {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let path = config_file(self.config_file.clone())?;
         let config = config::load(&path, &self.defaults)?;
-        let host = OnHost::scan(global, &self.addresses.node_addresses)?;
+        let host = OnHost::scan(global, &self.addresses.node_addresses, &global.policy)?;
         if let Some(one) = host
             .unusable
             .iter()
@@ -55,7 +55,7 @@ impl Explain {
             .pools
             .iter()
             .map(|pool| judge(pool, candidate, &pools));
-        let verdicts: Vec<Membership> = verdicts.collect();
+        let verdicts: Vec<PoolVerdict> = verdicts.collect();
         let document = json!({
             "hca": candidate.id.to_string(),
             "rdmaDevices": candidate.rdma_names(),
@@ -109,7 +109,7 @@ fn find<'c>(candidates: &'c [Hca], name: &str) -> Option<&'c Hca> {
 
 /// What one pool makes of the HCA.
 #[derive(Debug, Serialize)]
-struct Membership {
+struct PoolVerdict {
     resource: String,
     /// Whether its selectors choose it, and whether it is in the pool.
     chosen: bool,
@@ -118,7 +118,7 @@ struct Membership {
     reasons: Vec<String>,
 }
 
-impl Membership {
+impl PoolVerdict {
     fn summary(&self) -> &'static str {
         match (self.chosen, self.member, self.healthy) {
             (_, true, true) => "in the pool",
@@ -129,7 +129,7 @@ impl Membership {
     }
 }
 
-fn judge(pool: &PoolConfig, candidate: &Hca, pools: &Pools) -> Membership {
+fn judge(pool: &PoolConfig, candidate: &Hca, pools: &Pools) -> PoolVerdict {
     let mut snapshots = pools.snapshots.iter();
     let snapshot = snapshots.find(|one| *one.resource() == pool.resource);
     let mut members = snapshot.into_iter().flat_map(|snapshot| snapshot.members());
@@ -155,7 +155,7 @@ fn judge(pool: &PoolConfig, candidate: &Hca, pools: &Pools) -> Membership {
     let health = member.map(|member| &member.health);
     let unhealthy = health.into_iter().flat_map(Health::reasons);
     reasons.extend(unhealthy.map(ToString::to_string));
-    Membership {
+    PoolVerdict {
         resource: pool.resource.to_string(),
         chosen,
         member: member.is_some(),

@@ -50,38 +50,17 @@ pub(crate) fn counts(verdicts: impl Iterator<Item = Verdict> + Clone) -> String 
     counts.join(", ")
 }
 
-/// Whether the words FAIL and WARN have a colour.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Style {
-    /// For a file, a pipe, or a person who set `NO_COLOR`.
-    Plain,
-    /// For a terminal.
-    Colour,
-}
-
-impl Style {
-    /// The verdict's word, as wide as the widest. ECMA-48 8.3.117: 1 is bold, 31 red, 33 yellow.
-    fn verdict(self, verdict: Verdict) -> String {
-        let word = format!("{:7}", verdict.word());
-        match (self, verdict) {
-            (Self::Colour, Verdict::Fail) => format!("\u{1b}[1;31m{word}\u{1b}[0m"),
-            (Self::Colour, Verdict::Warn) => format!("\u{1b}[33m{word}\u{1b}[0m"),
-            _ => word,
-        }
-    }
-}
-
 /// Text: failed checks, then warnings, each with its objects, what was read and what to do; then
 /// one line of counts. With `all`, every check in its order, with all findings.
-pub(crate) fn text(outcomes: &[Outcome], all: bool, style: Style) -> String {
-    let text = list(outcomes, all, style);
+pub(crate) fn text(outcomes: &[Outcome], all: bool) -> String {
+    let text = list(outcomes, all);
     let blank = if text.is_empty() { "" } else { "\n" };
     let rest = if all { "" } else { " (--all shows each)" };
     format!("{text}{blank}{}{rest}\n", summary(outcomes))
 }
 
 /// The same without the counts.
-pub(crate) fn list(outcomes: &[Outcome], all: bool, style: Style) -> String {
+pub(crate) fn list(outcomes: &[Outcome], all: bool) -> String {
     let mut text = String::new();
     let width = outcomes.iter().map(|o| o.id.len()).max().unwrap_or(0);
     let mut shown: Vec<&Outcome> = (outcomes.iter())
@@ -91,8 +70,8 @@ pub(crate) fn list(outcomes: &[Outcome], all: bool, style: Style) -> String {
         shown.sort_by_key(|outcome| std::cmp::Reverse(outcome.verdict));
     }
     for outcome in &shown {
-        let verdict = style.verdict(outcome.verdict);
-        let _ = writeln!(text, "{:width$} {verdict} {}", outcome.id, outcome.title);
+        let (id, verdict, title) = (outcome.id, outcome.verdict.word(), outcome.title);
+        let _ = writeln!(text, "{id:width$} {verdict:7} {title}");
         for group in alike(&outcome.findings, all) {
             finding(&mut text, &group);
         }
@@ -101,7 +80,7 @@ pub(crate) fn list(outcomes: &[Outcome], all: bool, style: Style) -> String {
 }
 
 /// Findings that say the same about several objects, together; faults only, unless all are wanted.
-pub(crate) fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
+fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String>)> {
     let mut groups: Vec<(Finding, Vec<String>)> = Vec::new();
     for finding in findings
         .iter()
@@ -120,12 +99,17 @@ pub(crate) fn alike(findings: &[Finding], all: bool) -> Vec<(Finding, Vec<String
 /// Objects named in a line before the rest is only counted.
 const NAMED: usize = 8;
 
-fn finding(text: &mut String, (finding, objects): &(Finding, Vec<String>)) {
-    let named: Vec<&str> = objects.iter().take(NAMED).map(String::as_str).collect();
-    let mut who = named.join(", ");
-    if objects.len() > NAMED {
-        let _ = write!(who, " and {} more", objects.len() - NAMED);
+/// The first of many words, and how many more there are.
+pub(crate) fn some_of(words: &[impl AsRef<str>], most: usize, between: &str) -> String {
+    let first: Vec<&str> = words.iter().take(most).map(AsRef::as_ref).collect();
+    match words.len() - first.len() {
+        0 => first.join(between),
+        more => format!("{} and {more} more", first.join(between)),
     }
+}
+
+fn finding(text: &mut String, (finding, objects): &(Finding, Vec<String>)) {
+    let mut who = some_of(objects, NAMED, ", ");
     if !who.is_empty() {
         who.push_str(": ");
     }
@@ -181,22 +165,12 @@ mod tests {
     #[test]
     fn objects_with_the_same_fault_are_named_together() {
         assert_eq!(
-            text(&outcomes(), false, Style::Plain),
+            text(&outcomes(), false),
             "L07 WARN    RoCE messages have their full size\n            \
              mlx5_0/1, mlx5_1/1: only 1024 bytes\n              read  mtu: 1500\n              \
              do    raise the MTU\n\n2 checks: 1 with a warning, 1 passed (--all shows each)\n"
         );
-        assert!(text(&outcomes(), true, Style::Plain).contains("mlx5_2/1: fine"));
-    }
-
-    #[test]
-    fn only_faults_have_a_colour() {
-        let coloured = text(&outcomes(), true, Style::Colour);
-        assert!(
-            coloured.starts_with("L07 \u{1b}[33mWARN   \u{1b}[0m RoCE"),
-            "{coloured:?}"
-        );
-        assert_eq!(coloured.matches('\u{1b}').count(), 2, "{coloured:?}");
+        assert!(text(&outcomes(), true).contains("mlx5_2/1: fine"));
     }
 
     #[test]
@@ -208,14 +182,14 @@ mod tests {
             verdict: Verdict::Fail,
             findings: vec![Finding::fail("64 KiB", "raise the limit")],
         });
-        let text = text(&outcomes, false, Style::Plain);
+        let text = text(&outcomes, false);
         assert!(text.starts_with("R01 FAIL"), "{text}");
         assert!(!text.contains("M01"), "{text}");
     }
 
     #[test]
     fn one_check_is_not_several() {
-        let text = text(&outcomes()[1..], true, Style::Plain);
+        let text = text(&outcomes()[1..], true);
         assert!(text.ends_with("\n1 check: 1 passed\n"), "{text}");
     }
 

@@ -6,14 +6,11 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, ensure};
 use cni_wire::text::printable;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
-use crate::documents::name_of;
 use crate::global::Kubectl;
-use crate::output::{block_on, complain};
 
 /// Resources, as `kubectl get` names them.
 pub(crate) const NODES: &str = "nodes";
@@ -34,55 +31,16 @@ struct List {
 }
 
 impl Kubectl {
-    /// All objects of a resource. One that cannot be read was written by hand or by a newer version:
-    /// the others are listed without it.
-    ///
-    /// # Errors
-    /// What kubectl printed, or that it printed something else than a list.
-    pub(crate) fn list<T: DeserializeOwned>(&self, resource: &str) -> anyhow::Result<Vec<T>> {
-        let items = block_on(self.objects(&[resource]))??;
-        let readable = |item: Value| {
-            let name = name_of(&item).to_owned();
-            T::deserialize(item)
-                .inspect_err(|error| complain(&format!("{resource} {name} is not read: {error}")))
-                .ok()
-        };
-        Ok(items.into_iter().filter_map(readable).collect())
-    }
-
     /// Objects, by further words of `kubectl get`.
     ///
     /// # Errors
-    /// As [`Kubectl::list`].
+    /// What kubectl printed, or that it printed something else than a list.
     pub(crate) async fn objects(&self, words: &[&str]) -> anyhow::Result<Vec<Value>> {
         let arguments = [&["get"], words, &["--output=json"]].concat();
-        let list: List = read(words, &self.printed(&arguments, b"").await?)?;
+        let printed = self.printed(&arguments, b"").await?;
+        let list: List = serde_json::from_slice(&printed)
+            .with_context(|| format!("read what kubectl printed of {}", words.join(" ")))?;
         Ok(list.items)
-    }
-
-    /// One object, if it is there.
-    ///
-    /// # Errors
-    /// As [`Kubectl::list`].
-    pub(crate) fn get<T: DeserializeOwned>(
-        &self,
-        resource: &str,
-        name: &str,
-    ) -> anyhow::Result<Option<T>> {
-        // A name comes from an object that nodes write, and is never a flag.
-        let arguments = [
-            "get",
-            resource,
-            "--ignore-not-found",
-            "--output=json",
-            "--",
-            name,
-        ];
-        let printed = block_on(self.printed(&arguments, b""))??;
-        match printed.is_empty() {
-            true => Ok(None),
-            false => read(&[resource, name], &printed).map(Some),
-        }
     }
 
     /// `create` or `replace`: each object is written as the API has it now, or not at all.
@@ -101,7 +59,7 @@ impl Kubectl {
     /// What kubectl prints.
     ///
     /// # Errors
-    /// As [`Kubectl::list`].
+    /// What it printed instead.
     pub(crate) async fn printed(
         &self,
         arguments: &[&str],
@@ -195,11 +153,6 @@ pub(crate) fn last_line(output: &Output) -> String {
     };
     let nothing = || format!("it printed nothing ({})", output.status);
     last.map_or_else(nothing, printable)
-}
-
-fn read<T: DeserializeOwned>(what: &[&str], printed: &[u8]) -> anyhow::Result<T> {
-    serde_json::from_slice(printed)
-        .with_context(|| format!("read what kubectl printed of {}", what.join(" ")))
 }
 
 #[cfg(test)]

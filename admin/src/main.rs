@@ -7,7 +7,6 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
-mod alignment;
 mod cluster;
 mod discover;
 mod documents;
@@ -15,7 +14,6 @@ mod explain;
 mod findings;
 mod forget;
 mod global;
-mod holders;
 mod kubectl;
 mod node_guid;
 mod node_state;

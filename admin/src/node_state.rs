@@ -8,20 +8,15 @@ use std::time::Duration;
 use attachment::listing::{Attachment, Presence};
 use attachment::node_files::{self, Files};
 use clap::Args;
-use hca::topology::{Machine, gpu};
-use hca::{Host, UnitId};
+use hca::UnitId;
 use ipam::lease::Lease;
 use jiff::Timestamp;
 use kubelet_api::client::{Devices, Held};
 use node_wire::rdma_node::{self, Inputs, ResourceState};
 use node_wire::status::{DaemonStatus, ForgetQuestion, PoolStatus, StatusQuestion};
 use pools::config::flags::KubeletRoot;
-use pools::gpus::Gpus;
-use pools::host_snapshot::SCAN;
 
-use crate::alignment::misaligned;
 use crate::global::{Global, NODE, within_limit};
-use crate::holders::{self, Holders};
 
 /// How long the daemon may take.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(3);
@@ -90,12 +85,10 @@ impl Sources {
         };
         let daemon = self.daemon().map_err(|error| error.to_string());
         let kubelet = self.kubelet().map_err(|error| error.to_string());
-        let mut state = Answers {
+        Answers {
             late,
             ..Answers::new(daemon, kubelet, files)
-        };
-        state.judge(global.host());
-        state
+        }
     }
 }
 
@@ -110,20 +103,13 @@ pub(crate) struct Answers {
     pub attachments: Result<Vec<Attachment>, String>,
     /// The stores', of this node.
     pub leases: Result<Vec<Lease>, String>,
-    /// GPUs and NICs.
-    pub machine: Machine,
-    /// What IDs of GPUs mean on it.
-    gpus: Gpus,
-    /// Pods with a GPU for which a nearer NIC exists, with a sentence; empty where
-    /// the kubelet does not answer.
-    pub misaligned: BTreeMap<String, String>,
     notes: Vec<String>,
     /// Reads that hang.
     late: Vec<String>,
 }
 
 impl Answers {
-    /// What the sources say, without the hardware.
+    /// What the sources say.
     pub(crate) fn new(
         daemon: Result<DaemonStatus, String>,
         kubelet: Result<Devices, String>,
@@ -134,33 +120,26 @@ impl Answers {
             kubelet,
             attachments: files.attachments,
             leases: files.leases,
-            machine: Machine::default(),
-            gpus: Gpus::default(),
-            misaligned: BTreeMap::new(),
             notes: files.notes,
             late: Vec::new(),
         }
     }
 
-    /// Reads the hardware and judges the pods' HCAs.
-    fn judge(&mut self, host: Host) {
-        match hardware(host) {
-            Ok(Ok((machine, gpus))) => (self.machine, self.gpus) = (machine, gpus),
-            Ok(Err(error)) => self
-                .notes
-                .push(format!("which pods are misaligned is not known: {error}")),
-            Err(hangs) => self.late.push(hangs.to_string()),
-        }
-        self.misaligned = misaligned(&self.machine, &self.holders());
-    }
-
-    /// Which pod has which GPU and which NIC.
-    pub(crate) fn holders(&self) -> Holders {
-        let listed = self.kubelet.iter().flat_map(|devices| devices.held.clone());
-        Holders::collect(
-            &self.gpus,
-            listed.chain(self.daemon.iter().flat_map(holders::bound)),
-        )
+    /// Pods with a GPU for which a nearer HCA exists, each with a sentence, by what the daemon bound.
+    pub(crate) fn misaligned(&self) -> BTreeMap<String, String> {
+        let bindings = self.daemon.iter().flat_map(|daemon| &daemon.bindings);
+        let misaligned = bindings
+            .filter(|one| one.ended.is_none())
+            .filter_map(|one| {
+                let gpu = one.gpus.iter().find(|gpu| !gpu.aligned)?;
+                let pod = format!("{}/{}", one.pod.namespace, one.pod.name);
+                let (hca, gpu, class) = (&one.hca, &gpu.gpu, &gpu.class);
+                let sentence = format!(
+                    "pod {pod}: GPU {gpu} is served by {hca} at {class}, and a nearer HCA exists"
+                );
+                Some((pod, sentence))
+            });
+        misaligned.collect()
     }
 
     /// Why what is shown may be old or is not whole.
@@ -238,15 +217,9 @@ impl Answers {
             return attachment.hcas.clone();
         };
         let pools = self.daemon.iter().flat_map(|daemon| &daemon.pools);
-        let of_pools = pools
-            .flat_map(|pool| &pool.hcas)
-            .filter(|hca| hca.netdevs.contains(netdev))
-            .map(|hca| hca.id.clone());
-        let nics = self.machine.nics.iter();
-        let of_nics = nics.filter(|nic| nic.hca.netdev_names().any(|name| name == netdev));
-        of_pools
-            .chain(of_nics.map(|nic| nic.hca.id.to_string()))
-            .collect()
+        let hcas = pools.flat_map(|pool| &pool.hcas);
+        let has_it = hcas.filter(|hca| hca.netdevs.contains(netdev));
+        has_it.map(|hca| hca.id.clone()).collect()
     }
 
     /// What is missing of who has what, and pods that are misaligned.
@@ -294,7 +267,7 @@ impl Answers {
             .chain(gone)
             .chain(unread)
             .chain(self.notes.iter().cloned())
-            .chain(self.misaligned.values().cloned())
+            .chain(self.misaligned().into_values())
             .collect()
     }
 
@@ -309,19 +282,6 @@ impl Answers {
 /// Whose attachment it is, for people.
 fn owner(attachment: &Attachment) -> &str {
     attachment.pod.as_deref().unwrap_or(&attachment.container)
-}
-
-/// GPUs and NICs of a host, and what IDs of GPUs mean there.
-///
-/// # Errors
-/// The read hangs.
-pub(crate) fn hardware(host: Host) -> anyhow::Result<hca::Result<(Machine, Gpus)>> {
-    within_limit(SCAN, move || {
-        let inventory = hca::inventory(&host)?;
-        let gpus = gpu::read(&host)?;
-        let machine = Machine::read(&host, &inventory, gpus.clone())?;
-        Ok((machine, Gpus::on(&host, gpus)))
-    })
 }
 
 fn held_by_daemon(pool: &PoolStatus) -> Vec<Held> {
@@ -371,7 +331,7 @@ fn units_by_kubelet(devices: &Devices) -> Vec<ResourceState> {
 
 #[cfg(test)]
 mod tests {
-    use node_wire::status::{HeldUnits, UnitCounts};
+    use node_wire::status::{BindingStatus, HeldUnits, ServedGpu, UnitCounts};
 
     use super::*;
 
@@ -485,24 +445,40 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_a_nic_of_the_other_socket_is_marked() {
-        let place = tempfile::tempdir().unwrap();
-        let tree = hca_trees::Tree::new(place.path());
-        hca_trees::machine::a4(&tree);
-        let devices = Devices {
-            held: vec![
-                held("nvidia.com/gpu", &["GPU-0000-8f-00-0"]),
-                held("rdma/a", &["0000:ce:00.0"]),
-            ],
-            allocatable: Vec::new(),
+    fn a_pod_whose_gpu_has_a_nearer_hca_is_noted() {
+        let far = ServedGpu {
+            gpu: "0000:8f:00.0".into(),
+            class: "SYS".into(),
+            peer_to_peer: false,
+            aligned: false,
         };
-        let mut status = Answers {
-            kubelet: Ok(devices),
+        let bound = |name: &str, ended: Option<&str>| BindingStatus {
+            resource: "rdma/a".into(),
+            unit: "slot_3e71787e_0".into(),
+            hca: "0000:ce:00.0".into(),
+            pod: node_wire::Pod {
+                namespace: "ml".into(),
+                name: name.into(),
+                uid: None,
+            },
+            container: "c".into(),
+            stage: "attached".into(),
+            rail: 7,
+            gpus: vec![far.clone()],
+            ended: ended.map(str::to_owned),
+        };
+        let status = Answers {
+            daemon: Ok(DaemonStatus {
+                bindings: vec![bound("p", None), bound("q", Some("its pod ended"))],
+                ..DaemonStatus::default()
+            }),
             ..unanswered()
         };
-        status.judge(tree.host());
-        let note = "pod default/p: GPU 0 is served by mlx5_7 at SYS";
-        assert!(status.notes().iter().any(|line| line.starts_with(note)));
+        let note =
+            "pod ml/p: GPU 0000:8f:00.0 is served by 0000:ce:00.0 at SYS, and a nearer HCA exists";
+        let notes = status.notes();
+        assert!(notes.iter().any(|line| line == note), "{notes:?}");
+        assert!(!notes.iter().any(|line| line.contains("ml/q")), "{notes:?}");
     }
 
     #[test]

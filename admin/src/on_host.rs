@@ -2,6 +2,7 @@
 //! of them.
 
 use std::net::IpAddr;
+use std::path::Path;
 
 use hca::Hca;
 use hca::inventory::Unusable;
@@ -26,9 +27,13 @@ impl OnHost {
     ///
     /// # Errors
     /// It cannot be scanned, or the scan hangs.
-    pub(crate) fn scan(global: &Global, node_addresses: &[IpAddr]) -> anyhow::Result<Self> {
+    pub(crate) fn scan(
+        global: &Global,
+        node_addresses: &[IpAddr],
+        policy: &Path,
+    ) -> anyhow::Result<Self> {
         let scanned = global.scan(node_addresses)?;
-        let (hcas, unusable) = history::list(&scanned, &global.policy, &global.host());
+        let (hcas, unusable) = history::list(&scanned, policy, &global.host());
         Ok(Self {
             scanned,
             hcas,

@@ -1,6 +1,6 @@
 //! What every command prints, and how it ends.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -9,8 +9,6 @@ use cni_wire::text::printable;
 use ipam::leases::LeaseError;
 use node::document::versioned;
 use serde_json::Value;
-
-use crate::findings::Style;
 
 /// How a command ended that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,13 +52,6 @@ pub(crate) fn ended(ended: Ended) -> ExitCode {
     }
 }
 
-/// Wrong usage: filters of a list before a sub-command, which would not obey them.
-pub(crate) fn filters_before_command(filters: &str) -> anyhow::Error {
-    wrong_usage(&format!(
-        "{filters} filter the list alone: put flags of a sub-command after it"
-    ))
-}
-
 /// Wrong usage that the parser does not see.
 pub(crate) fn wrong_usage(text: &str) -> anyhow::Error {
     clap::Error::raw(
@@ -100,26 +91,43 @@ pub(crate) fn table(header: &str, rows: impl IntoIterator<Item = Vec<String>>) -
     node::table::table(&titles, &rows)
 }
 
-/// What a command shows.
-#[derive(Debug)]
-pub(crate) struct Shown {
-    /// Titles, separated by two spaces.
-    pub header: String,
-    pub rows: Vec<Vec<String>>,
-    /// Lines below the table.
-    pub notes: Vec<String>,
+/// Columns of a list of documents: titles, and where a document has the value (RFC 6901).
+pub(crate) type Columns = &'static [(&'static str, &'static str)];
+
+/// Documents as a table.
+pub(crate) fn columns(columns: Columns, documents: &[Value]) -> String {
+    let titles: Vec<&str> = columns.iter().map(|column| column.0).collect();
+    let row = |document: &Value| {
+        let values = columns.iter().map(|column| document.pointer(column.1));
+        values
+            .map(|value| node::table::cell(&value.map(words).unwrap_or_default()))
+            .collect()
+    };
+    node::table::table(&titles, &documents.iter().map(row).collect::<Vec<_>>())
 }
 
-impl Shown {
-    pub(crate) fn text(&self) -> String {
-        let mut text = table(&self.header, self.rows.iter().cloned());
-        if !self.notes.is_empty() {
-            text += "\n";
+/// A value in a cell.
+fn words(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        Value::Array(list) => list.iter().map(words).collect::<Vec<_>>().join(" "),
+        Value::Object(pod) if pod.contains_key("namespace") => {
+            format!("{}/{}", words(&value["namespace"]), words(&value["name"]))
         }
-        let notes = self.notes.iter();
-        text.extend(notes.map(|note| printable(note) + "\n"));
-        text
+        other => other.to_string(),
     }
+}
+
+/// Tables, and below them what is worth knowing; an empty line between them.
+pub(crate) fn page<'n>(tables: Vec<String>, notes: impl IntoIterator<Item = &'n String>) -> String {
+    let notes = notes
+        .into_iter()
+        .map(|note| printable(note) + "\n")
+        .collect();
+    let mut blocks = [tables, vec![notes]].concat();
+    blocks.retain(|block| !block.is_empty());
+    blocks.join("\n")
 }
 
 /// A cell of what may be absent.
@@ -159,17 +167,6 @@ fn line(text: &str) -> String {
 /// Standard input is not a terminal.
 pub(crate) fn confirmed(yes: bool, question: &str) -> anyhow::Result<bool> {
     Ok(yes || node::terminal::confirm(program(), &printable(question))?)
-}
-
-/// Colours on a terminal, unless the person does without (<https://no-color.org>).
-pub(crate) fn style() -> Style {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let dumb = set("TERM").is_some_and(|term| term == "dumb");
-    if io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb {
-        Style::Colour
-    } else {
-        Style::Plain
-    }
 }
 
 /// The text of a file and what to call it; `-` is standard input.

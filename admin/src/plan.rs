@@ -1,16 +1,16 @@
 //! `kubectl rdma plan`: writes the configuration of a cluster from what its nodes have.
 //!
-//! - `read`: facts of the nodes, from the documents of `discover` and `topology`
+//! - `read`: facts of the nodes, from their documents of `discover`
 //! - `decide`, `select`, `network`: the plan, pure
 //! - `render`: the file
 
 mod decide;
 mod network;
-mod read;
+pub(crate) mod read;
 mod render;
 mod select;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::cluster::Flags;
@@ -37,8 +37,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans from what nodes answered to `discover` and `topology`.
-    pub(crate) fn run(&self, answers: &[Vec<Value>; 2], global: &Global, flags: &Flags) -> Ended {
+    /// Plans from what nodes answered to `discover`.
+    pub(crate) fn run(&self, answers: &[Value], global: &Global, flags: &Flags) -> Ended {
         let (nodes, silent) = read::nodes(answers);
         if nodes.is_empty() {
             bail!("no node to plan for: {}", silent.join("; "));
@@ -109,8 +109,17 @@ impl Plan {
 
 /// The policy in the daemon's `ConfigMap`.
 fn installed_policy(cluster: &Kubectl, daemon: &str) -> anyhow::Result<Value> {
-    let map: Value = (cluster.get("configmap", daemon)?)
-        .with_context(|| format!("ConfigMap {daemon} does not exist"))?;
+    let get = [
+        "get",
+        "configmap",
+        "--ignore-not-found",
+        "--output=json",
+        "--",
+        daemon,
+    ];
+    let printed = block_on(cluster.printed(&get, b""))??;
+    ensure!(!printed.is_empty(), "ConfigMap {daemon} does not exist");
+    let map: Value = serde_json::from_slice(&printed)?;
     serde_json::from_str(text_at(&map, "/data/policy.json"))
         .with_context(|| format!("ConfigMap {daemon}: policy.json"))
 }

@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use attachment::listing::Presence;
 use attachment::node::now;
 use clap::Args;
-use cni_wire::text::printable;
 use hca::UnitId;
 use node::table::{age, cell};
 use node_wire::status::ServedGpu;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::findings::some_of;
 use crate::global::Global;
 use crate::node_state::{Answers, Sources};
-use crate::output::{Ended, Exit, complain, optional, table};
+use crate::output::{Ended, Exit, complain, optional, page, table};
 
 /// Shows one line for each HCA or interface of a pod: units, HCA, GPUs and how near they are,
 /// interface and addresses.
@@ -53,8 +53,7 @@ pub(crate) struct Row {
     pub hca: Option<String>,
     /// How far a late-binding pool has come with it: `bound`, `attached`, `detached` or `started`.
     pub stage: Option<String>,
-    /// The pod's GPUs that this HCA serves, with their distance; where the HCA was not bound to GPUs,
-    /// all GPUs of the pod.
+    /// The pod's GPUs that this HCA was bound to serve, with their distance.
     pub gpus: Vec<String>,
     /// Whether a nearer HCA exists for one of the pod's GPUs.
     pub misaligned: bool,
@@ -87,14 +86,7 @@ impl Pods {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let state = self.sources.read(global);
         let pods = rows(&state, now());
-        let mut notes = state.gaps();
-        let ahead = pods.iter().filter(|row| row.age_seconds.is_none());
-        notes.extend(ahead.filter_map(|row| row.created).max().map(|created| {
-            let since = created.saturating_sub(now());
-            format!(
-                "an ADD is {since} s in the future by this node's clock: the clock was set back"
-            )
-        }));
+        let notes = state.gaps();
         let document = PodsDocument { pods, notes };
         global.say(json!(document), || text(&document, global.is_wide()));
         let faults = state.faults();
@@ -107,20 +99,10 @@ impl Pods {
 /// slot while the pod has the slot, an interface and a unit by pod and HCA. `now` in Unix seconds.
 fn rows(state: &Answers, now: u64) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
-    let holders = state.holders();
-    let all_gpus = &state.machine.gpus;
-    let served = |gpu: &ServedGpu| {
-        let mut known = all_gpus.iter();
-        let known = known.find(|one| one.place.address.to_string() == gpu.gpu);
-        let name = known.map_or_else(|| gpu.gpu.clone(), |one| format!("GPU{}", one.ordinal));
-        format!("{name} {}", gpu.class)
-    };
+    let misaligned = state.misaligned();
+    let served = |gpu: &ServedGpu| format!("{} {}", gpu.gpu, gpu.class);
     for held in state.held() {
         let pod = format!("{}/{}", held.namespace, held.pod);
-        let gpus = all_gpus
-            .iter()
-            .filter(|gpu| holders.gpu(gpu).contains(&pod));
-        let gpus: Vec<String> = gpus.map(|gpu| format!("GPU{}", gpu.ordinal)).collect();
         for id in held.ids {
             let mut bindings = state.daemon.iter().flat_map(|daemon| &daemon.bindings);
             let whose = (&held.resource, &id, &held.namespace, &held.pod);
@@ -136,13 +118,10 @@ fn rows(state: &Answers, now: u64) -> Vec<Row> {
                 resource: Some(held.resource.clone()),
                 hca: bound.map(|bound| bound.hca.clone()).or(named),
                 stage: bound.map(|bound| bound.stage.clone()),
-                gpus: gpus.clone(),
-                misaligned: state.misaligned.contains_key(&pod),
+                gpus: bound.map_or_else(Vec::new, |bound| bound.gpus.iter().map(served).collect()),
+                misaligned: misaligned.contains_key(&pod),
                 ..Row::default()
             };
-            if let Some(bound) = bound.filter(|bound| !bound.gpus.is_empty()) {
-                row.gpus = bound.gpus.iter().map(served).collect();
-            }
             let whose =
                 |row: &Row| [&row.pod, &row.container, &row.resource, &row.hca].map(Clone::clone);
             // Shares of one HCA in one container are one line.
@@ -257,14 +236,8 @@ pub(crate) fn columns(row: &Row) -> Vec<String> {
     ]
 }
 
-/// The first of a row's units, and how many more it has.
-fn units(row: &Row) -> String {
-    const SHOWN: usize = 4;
-    let mut units = row.units.iter().take(SHOWN).cloned().collect::<Vec<_>>();
-    let more = row.units.len() - units.len();
-    units.extend((more > 0).then(|| format!("and {more} more")));
-    units.join(" ")
-}
+/// Units in a cell.
+const MOST_UNITS: usize = 4;
 
 fn text(document: &PodsDocument, is_wide: bool) -> String {
     let mut header = HEADER.to_owned();
@@ -272,7 +245,7 @@ fn text(document: &PodsDocument, is_wide: bool) -> String {
     if is_wide {
         header += "  UNITS  STAGE  NETWORK  NETDEV  NETNS";
         for (columns, row) in rows.iter_mut().zip(&document.pods) {
-            columns.push(cell(&units(row)));
+            columns.push(cell(&some_of(&row.units, MOST_UNITS, " ")));
             columns.push(optional(row.stage.as_deref()));
             columns.push(optional(row.network.as_deref()));
             columns.push(optional(row.netdev.as_deref()));
@@ -284,17 +257,11 @@ fn text(document: &PodsDocument, is_wide: bool) -> String {
             ));
         }
     }
-    let mut all = match rows.is_empty() {
+    let table = match rows.is_empty() {
         true => "no pod has a unit or an attachment\n".to_owned(),
         false => table(&header, rows),
     };
-    if !document.notes.is_empty() {
-        all += "\n";
-    }
-    for note in &document.notes {
-        all += &format!("{}\n", printable(note));
-    }
-    all
+    page(vec![table], &document.notes)
 }
 
 #[cfg(test)]
@@ -400,16 +367,6 @@ mod tests {
         let rows = rows(&state(vec![held("a", "rdma/a", &ids)], Vec::new()), 0);
         assert_eq!(rows.len(), 1, "{rows:?}");
         assert_eq!(rows[0].units.len(), 2);
-    }
-
-    #[test]
-    fn a_cell_shows_the_first_units_and_a_count() {
-        let units = (0..63).map(|unit| format!("u{unit}")).collect();
-        let row = Row {
-            units,
-            ..Row::default()
-        };
-        assert_eq!(super::units(&row), "u0 u1 u2 u3 and 59 more");
     }
 
     fn lease(ifname: &str, part: usize, address: &str) -> Lease {

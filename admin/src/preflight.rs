@@ -37,17 +37,15 @@ use anyhow::ensure;
 use attachment::reclaim::in_host_namespace;
 use pools::config::flags::{Defaults, NodeAddresses};
 use pools::config::{self, Config, Delivery, Sharing};
-use pools::history;
-use pools::host_snapshot::HostSnapshot;
-use pools::pool;
 use serde_json::json;
 
 use crate::findings;
 use crate::global::{Global, NODE};
-use crate::output::{Ended, Exit, style};
+use crate::on_host::OnHost;
+use crate::output::{Ended, Exit};
 use crate::verdict;
-use context::{Context, Expected, Membership, PoolHca, Pools, Settings, mounted};
-use engine::{Selection, catalogue, run};
+use context::{ConfiguredPools, Context, HostPool, Membership, PoolHca, Settings, mounted};
+use engine::{catalogue, choice, run};
 
 /// Checks what RDMA needs of this node: what was read, the verdict, and what to do.
 #[derive(Debug, clap::Args)]
@@ -62,10 +60,10 @@ pub(crate) struct Preflight {
     #[arg(long)]
     list: bool,
     /// Only these checks: ids (M01) or letters of subjects (M)
-    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = choice)]
     only: Vec<String>,
     /// Skip these checks
-    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = check)]
+    #[arg(long, value_name = "CHECK,..", value_delimiter = ',', value_parser = choice)]
     skip: Vec<String>,
     /// Also fail on warnings
     #[arg(long)]
@@ -74,10 +72,10 @@ pub(crate) struct Preflight {
     /// container does
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "0")]
     wait: Option<u64>,
-    /// The number of usable HCAs that this node should have, in total or of a resource (needs
-    /// --config-file)
-    #[arg(long = "expect", value_name = "[RESOURCE=]NUMBER")]
-    expected: Vec<Expected>,
+    /// The number of usable HCAs that this node should have; of a pool, key expected of the
+    /// configuration says it
+    #[arg(long = "expect", value_name = "NUMBER")]
+    expected: Option<usize>,
     /// Check the container this runs in instead of the node
     #[arg(long, help_heading = NODE)]
     pod: bool,
@@ -94,11 +92,6 @@ pub(crate) struct Preflight {
     device_plugin_dir: Option<PathBuf>,
 }
 
-/// A word of `--only` or `--skip` that chooses something.
-fn check(word: &str) -> Result<String, String> {
-    Selection::new(&[word.to_owned()], &[]).map(|_| word.to_owned())
-}
-
 /// How long to wait between two rounds of checks.
 const ROUND_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -111,12 +104,11 @@ impl Preflight {
             global.say(json!({ "checks": catalogue }), text);
             return Ok(Exit::Good);
         }
-        let selection = Selection::new(&self.only, &self.skip).map_err(anyhow::Error::msg)?;
         let settings = self.settings(global);
         let config = self.config()?;
         let started = Instant::now();
         let outcomes = loop {
-            let outcomes = self.check(global, &settings, config.as_ref(), &selection)?;
+            let outcomes = self.check(global, &settings, config.as_ref())?;
             let faults = findings::faults(&outcomes, self.strict);
             if faults.is_empty() || !self.may_wait(started.elapsed()) {
                 break outcomes;
@@ -129,7 +121,7 @@ impl Preflight {
             !outcomes.is_empty(),
             "no check is chosen: --skip has all that --only chooses"
         );
-        let text = || findings::text(&outcomes, self.all, style());
+        let text = || findings::text(&outcomes, self.all);
         global.say(findings::document(&outcomes), text);
         let faults = findings::faults(&outcomes, self.strict);
         let number = findings::counted(faults.len(), "check");
@@ -142,7 +134,6 @@ impl Preflight {
         global: &Global,
         settings: &Settings,
         config: Option<&Config>,
-        selection: &Selection,
     ) -> anyhow::Result<Vec<verdict::Outcome>> {
         // Without sysfs a scan finds an empty host.
         let sys = global.host().sys.join("class");
@@ -151,11 +142,11 @@ impl Preflight {
             "{} does not exist: mount the host's /sys",
             sys.display()
         );
-        let host = global.scan(&self.addresses.node_addresses)?;
-        let pools = config.map(|config| pools(config, &host, &settings.policy, &global.host()));
+        let host = OnHost::scan(global, &self.addresses.node_addresses, &settings.policy)?;
+        let pools = config.map(|config| pools(config, &host));
         let in_host_namespace = in_host_namespace(&global.host()).is_ok();
-        let context = Context::new(settings.clone(), host, in_host_namespace, pools);
-        Ok(run(&context, selection))
+        let context = Context::new(settings.clone(), host.scanned, in_host_namespace, pools);
+        Ok(run(&context, &self.only, &self.skip))
     }
 
     fn config(&self) -> anyhow::Result<Option<Config>> {
@@ -180,29 +171,29 @@ impl Preflight {
             device_plugin_dir: or_mounted(&self.device_plugin_dir, plugins),
             policy: or_mounted(&global.named_policy(), "etc/rdma-netdev/policy.json"),
             in_pod: self.pod,
-            expected: self.expected.clone(),
+            expected: self.expected,
             root,
         }
     }
 }
 
 /// The pools that the daemon would make of this configuration on this host.
-fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host) -> Pools {
-    let (candidates, _) = history::list(host, policy, roots);
-    let assembled = pool::assemble(config, &candidates, host, &[]);
-    let mut pools = Pools {
+fn pools(config: &Config, host: &OnHost) -> ConfiguredPools {
+    let assembled = host.pools(config);
+    let mut pools = ConfiguredPools {
         cdi: (config.pools.iter()).any(|pool| pool.delivery == Delivery::Cdi),
-        ..Pools::default()
+        ..ConfiguredPools::default()
     };
     for (pool, snapshot) in config.pools.iter().zip(&assembled.snapshots) {
         let resource = pool.resource.as_str();
-        if pool.optional {
-            pools.optional.insert(resource.to_owned());
-        }
-        let hcas = pools.hcas.entry(resource.to_owned()).or_default();
+        let mut of_pool = HostPool {
+            hcas: Vec::new(),
+            optional: pool.optional,
+            expected: pool.expected.map(|count| count as usize),
+        };
         for member in snapshot.members() {
             let names = member.hca.rdma_names();
-            hcas.push(PoolHca {
+            of_pool.hcas.push(PoolHca {
                 id: names
                     .first()
                     .map_or_else(|| member.hca.id.to_string(), |&name| name.to_owned()),
@@ -222,6 +213,7 @@ fn pools(config: &Config, host: &HostSnapshot, policy: &Path, roots: &hca::Host)
                 });
             }
         }
+        pools.by_resource.insert(resource.to_owned(), of_pool);
     }
     pools
 }

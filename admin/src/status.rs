@@ -1,20 +1,17 @@
 //! `rdmactl status`: is RDMA on this node healthy?
 
 use clap::Args;
-use cni_wire::text::printable;
-use ipam::leases::Pool;
 use ipam::plugin::Plugin;
-use ipam::pool_usage::Usage;
 use node::table::cell;
 use node_wire::rdma_node;
 use node_wire::status::DaemonStatus;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::addresses::pools;
 use crate::global::Global;
 use crate::node_state::Sources;
-use crate::output::{Ended, Exit, complain, optional, table};
+use crate::output::{Ended, Exit, columns, complain, optional, page, table};
 use crate::state_rows::{HCAS, RESOURCES, hcas, resources};
 
 /// Shows resources, HCAs with the reason where one is unhealthy, addresses left, and what is wrong.
@@ -36,27 +33,9 @@ pub(crate) struct StatusDocument {
     /// As the node's `RdmaNode` has it.
     pub state: rdma_node::NodeState,
     /// Address ranges of the node's stores.
-    pub addresses: Vec<RangeUse>,
+    pub addresses: Vec<Value>,
     /// What is missing and what is worth knowing.
     pub notes: Vec<String>,
-}
-
-/// How full a range is. Counts beyond 64 bits are texts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct RangeUse {
-    /// The store, by its name in the policy.
-    pub store: String,
-    /// The range.
-    pub range: String,
-    /// Its `network_name`.
-    pub network_name: Option<String>,
-    /// Leased addresses.
-    pub used: u64,
-    /// Addresses that cool down.
-    pub cooling_down: u64,
-    /// Addresses that an ADD may get.
-    pub free: String,
 }
 
 impl Status {
@@ -82,7 +61,7 @@ impl Status {
 }
 
 /// How full the ranges of this node's stores are. What cannot be read is noted.
-fn addresses(global: &Global, notes: &mut Vec<String>) -> Vec<RangeUse> {
+fn addresses(global: &Global, notes: &mut Vec<String>) -> Vec<Value> {
     // A wrong policy is noted already.
     let Ok(policy) = global.policy() else {
         return Vec::new();
@@ -95,29 +74,11 @@ fn addresses(global: &Global, notes: &mut Vec<String>) -> Vec<RangeUse> {
     })
 }
 
-fn ranges(plugin: &Plugin) -> anyhow::Result<Vec<RangeUse>> {
+fn ranges(plugin: &Plugin) -> anyhow::Result<Vec<Value>> {
     let Some(leases) = plugin.leases_if_any()? else {
         return Ok(Vec::new());
     };
-    let pools = pools::read(&leases, None, plugin.policy().ipam.cooldown)?;
-    let number = |count: u128| u64::try_from(count).unwrap_or(u64::MAX);
-    let of_pool = |(pool, count): (Pool, Usage)| RangeUse {
-        store: pool.space.space.store.clone(),
-        range: pool.range.to_string(),
-        network_name: pool.space.space.network_name.clone(),
-        used: number(count.used),
-        cooling_down: number(count.cooling_down),
-        free: rounded(count.free(&pool)),
-    };
-    Ok(pools.into_iter().map(of_pool).collect())
-}
-
-/// The number, or beyond a million million the next power of two.
-pub(crate) fn rounded(count: u128) -> String {
-    match count < 1_000_000_000_000 {
-        true => count.to_string(),
-        false => format!("2^{}", 128 - (count - 1).leading_zeros()),
-    }
+    Ok(pools::read(&leases, None, plugin.policy().ipam.cooldown)?)
 }
 
 /// The document for a person.
@@ -140,26 +101,11 @@ fn text(document: &StatusDocument) -> String {
         }
     }
     if !document.addresses.is_empty() {
-        let header = "RANGE  STORE  NETWORK NAME  USED  COOLING DOWN  FREE";
-        let rows = document.addresses.iter().map(range_row);
-        blocks.push(table(header, rows));
+        blocks.push(columns(pools::COLUMNS, &document.addresses));
     }
     let problems = document.state.problems.iter();
     let notes = problems.chain(&document.notes);
-    blocks.push(notes.map(|note| format!("{}\n", printable(note))).collect());
-    blocks.retain(|block| !block.is_empty());
-    blocks.join("\n")
-}
-
-fn range_row(range: &RangeUse) -> Vec<String> {
-    vec![
-        cell(&range.range),
-        cell(&range.store),
-        optional(range.network_name.as_deref()),
-        range.used.to_string(),
-        range.cooling_down.to_string(),
-        cell(&range.free),
-    ]
+    page(blocks, notes)
 }
 
 #[cfg(test)]

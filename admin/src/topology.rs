@@ -1,26 +1,26 @@
 //! `rdmactl topology`: GPUs and NICs of this node, and how far they are from each other.
 //!
-//! - `view`: the machine, its holders and the notes on it; also the JSON document
+//! - `view`: the machine, its pods and the notes on it; also the JSON document
 //! - `matrix`: the view as text
 
 mod matrix;
 mod view;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::bail;
+use hca::PciAddress;
 use hca::topology::{Machine, Nic};
-use hca::{Host, PciAddress};
-use kubelet_api::client::Held;
+use node_wire::status::DaemonStatus;
 use pools::rails::by_policy;
 
 use crate::global::{Global, NODE};
-use crate::holders::{self, Holders};
-use crate::node_state::{Sources, hardware};
+use crate::node_state::Sources;
 use crate::output::{Ended, Exit};
 use matrix::text;
 use view::View;
+pub(crate) use view::nearest_nics;
 
 /// Shows GPUs and NICs, how far they are from each other, and which pods have them.
 #[derive(Debug, clap::Args)]
@@ -38,62 +38,71 @@ pub(crate) struct Topology {
 
 impl Topology {
     pub(crate) fn run(&self, global: &Global) -> Ended {
-        let host = global.host();
-        let view = self.view(&host, &global.policy)?;
+        let view = self.view(global)?;
         global.say(view.document(), || text(&view, self.matrix));
         Ok(Exit::Good)
     }
 
-    fn view(&self, host: &Host, policy: &Path) -> anyhow::Result<View> {
-        let read = hardware(host.clone())?;
-        let (mut machine, gpus) = read.context("read this host's GPUs and NICs")?;
-        leave_out_slices(&mut machine);
-        let mut view = View::of(host, machine);
-        if let Err(why) = by_policy(&mut view.machine, policy) {
-            view.machine.nics.iter_mut().for_each(|nic| nic.rail = None);
-            view.remarks.push(format!("rails are not known: {why}"));
+    fn view(&self, global: &Global) -> anyhow::Result<View> {
+        let scanned = global.scan(&[])?;
+        if let Some(why) = scanned.machine_fault {
+            bail!("read this host's GPUs and NICs: {why}");
         }
-        let mut held = self.bound(&mut view.remarks);
-        match self.sources.kubelet() {
-            Ok(devices) => held.extend(devices.held),
-            // A node need not have a kubelet to have a topology.
-            Err(kubelet_api::client::Error::NoSocket(_)) => {}
+        let (machine, fault) = machine(scanned.machine, &global.policy);
+        let mut view = View::of(&global.host(), machine);
+        view.remarks.extend(fault);
+        match self.sources.daemon() {
+            Ok(daemon) => view.pods = pods(&daemon),
+            // A node need not have a daemon to have a topology.
+            Err(error) if matches!(error.fault, node_wire::Fault::NoSocket) => {}
             Err(error) => {
-                let remark = format!("cannot read pod allocations: {error}");
+                let remark = format!("which pods have which NICs is not known: {error}");
                 view.remarks.push(remark);
             }
         }
-        view.holders = Holders::collect(&gpus, held);
         Ok(view)
     }
+}
 
-    /// Pods with the HCAs that their slots are bound to: the kubelet knows the slots alone.
-    fn bound(&self, remarks: &mut Vec<String>) -> Vec<Held> {
-        match self.sources.daemon() {
-            Ok(daemon) => holders::bound(&daemon).collect(),
-            // A node need not have a daemon to have a topology.
-            Err(error) if matches!(error.fault, node_wire::Fault::NoSocket) => Vec::new(),
-            Err(error) => {
-                remarks.push(format!("which slot is which NIC is not known: {error}"));
-                Vec::new()
-            }
+/// Pods by what they have: HCAs, and GPUs that an HCA was bound to serve.
+fn pods(daemon: &DaemonStatus) -> BTreeMap<String, BTreeSet<String>> {
+    let mut pods: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut add = |device: &String, pod: String| {
+        pods.entry(device.clone()).or_default().insert(pod);
+    };
+    for held in daemon
+        .pools
+        .iter()
+        .flat_map(|pool| pool.held.iter().flatten())
+    {
+        for hca in &held.hcas {
+            add(hca, format!("{}/{}", held.namespace, held.pod));
         }
     }
+    for bound in daemon.bindings.iter().filter(|one| one.ended.is_none()) {
+        for device in bound.gpus.iter().map(|gpu| &gpu.gpu).chain([&bound.hca]) {
+            add(
+                device,
+                format!("{}/{}", bound.pod.namespace, bound.pod.name),
+            );
+        }
+    }
+    pods
 }
 
-/// The document of a machine alone.
-#[cfg(test)]
-pub(crate) fn document_of(host: &Host, mut machine: Machine) -> serde_json::Value {
-    leave_out_slices(&mut machine);
-    View::of(host, machine).document()
-}
-
-/// Leaves out VFs and sub-functions whose physical function is listed.
-fn leave_out_slices(machine: &mut Machine) {
+/// The machine without VFs and sub-functions whose physical function is listed, with the rails of the
+/// policy; why these are not known, if so.
+pub(crate) fn machine(mut machine: Machine, policy: &Path) -> (Machine, Option<String>) {
     let whole = machine.nics.iter().filter(|nic| !nic.is_slice());
     let whole: BTreeSet<PciAddress> = whole.map(|nic| nic.place.address).collect();
     let slices = |nic: &Nic| nic.is_slice() && whole.contains(&nic.physical());
     machine.nics.retain(|nic| !slices(nic));
+    let fault = by_policy(&mut machine, policy).err();
+    if fault.is_some() {
+        machine.nics.iter_mut().for_each(|nic| nic.rail = None);
+    }
+    let fault = fault.map(|why| format!("rails are not known: {why}"));
+    (machine, fault)
 }
 
 #[cfg(test)]
@@ -122,8 +131,7 @@ mod tests {
         let policy = ["--policy", policy.to_str().unwrap()];
         let flags = [&common[..], &kubelet, &socket, &policy].concat();
         let line = Line::try_parse_from(flags).unwrap();
-        let policy = &line.global.policy;
-        let view = line.topology.view(&line.global.host(), policy).unwrap();
+        let view = line.topology.view(&line.global).unwrap();
         text(&view, line.topology.matrix)
     }
 

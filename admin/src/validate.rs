@@ -81,7 +81,11 @@ struct Checked {
 impl Validate {
     pub(crate) fn run(&self, global: &Global) -> Ended {
         let host = match self.on_host {
-            true => Some(OnHost::scan(global, &self.addresses.node_addresses)?),
+            true => Some(OnHost::scan(
+                global,
+                &self.addresses.node_addresses,
+                &global.policy,
+            )?),
             false => None,
         };
         let mut documents = Vec::new();
@@ -161,15 +165,15 @@ impl Validate {
                     several.filter(|hca| hca.netdevs.len() > 1 && hca.netdevs.iter().all(is_here));
                 let hcas: Vec<HcaId> = several.map(|hca| hca.id.clone()).collect();
                 let roots = global.host();
-                let on_host = self.on_host.then_some(network::OnHost {
+                let on_host = self.on_host.then_some(network::NetworkHost {
                     cni_path: &self.cni_path,
                     roots: &roots,
                     hcas: &hcas,
                 });
                 let found = network::check(&network, policy, &global.places(), on_host);
                 let checked = Checked {
-                    text: found.text(&network),
-                    document: found.document(&network),
+                    text: found.text(),
+                    document: json!(found),
                     errors: found.errors,
                 };
                 ("network", checked)
@@ -282,19 +286,6 @@ fn parts_of_map(place: &str, map: &Value) -> Vec<(String, Part)> {
     parts
 }
 
-/// Keys that whereabouts.conf has and no other file that is checked here.
-const FLAT_FILE_KEYS: &[&str] = &[
-    "configuration_path",
-    "datastore",
-    "enable_overlapping_ranges",
-    "etcd_host",
-    "ipRanges",
-    "kubernetes",
-    "log_file",
-    "range",
-    "reconciler_cron_expression",
-];
-
 /// Whether these are Helm values: their `pools` are a mapping, too.
 fn is_values(object: &Value) -> bool {
     let is_map = |key| object.get(key).is_some_and(Value::is_object);
@@ -333,34 +324,16 @@ fn values(file: &str, text: &str, values: &Value) -> Vec<(String, Part)> {
         parts.push((format!("{file}: policy"), policy));
     }
     for (name, network) in networks {
-        let part = match network_fault(&network) {
-            Some(why) => Part::Wrong(why),
-            None => Part::Network(definition(&name, &network)),
+        // Its other keys are checked by the chart's schema.
+        let plugins = network.get("plugins").and_then(Value::as_array);
+        let is_network = plugins.is_some_and(|all| !all.is_empty());
+        let part = match is_network {
+            true => Part::Network(definition(&name, &network)),
+            false => Part::Wrong("plugins is not a list of plugins".to_owned()),
         };
         parts.push((format!("{file}: network {name}"), part));
     }
     parts
-}
-
-/// Why the chart makes no `NetworkAttachmentDefinition` of an entry of its value `networks`.
-fn network_fault(network: &Value) -> Option<String> {
-    const KEYS: [&str; 3] = ["namespace", "resourceName", "plugins"];
-    let Some(entries) = network.as_object() else {
-        return Some("a network is a map with namespace, resourceName and plugins".to_owned());
-    };
-    if let Some(key) = entries.keys().find(|key| !KEYS.contains(&key.as_str())) {
-        return Some(format!(
-            "unknown key {key:?}; known keys: {}",
-            KEYS.join(", ")
-        ));
-    }
-    let is_text = |key: &&str| entries.get(*key).is_none_or(Value::is_string);
-    if let Some(key) = KEYS[..2].iter().find(|key| !is_text(key)) {
-        return Some(format!("{key} is not text"));
-    }
-    let plugins = entries.get("plugins").and_then(Value::as_array);
-    let is_empty = plugins.is_none_or(Vec::is_empty);
-    is_empty.then(|| "plugins is not a list of plugins".to_owned())
 }
 
 /// The lines below a top-level key; each other line is empty.
@@ -394,11 +367,6 @@ fn plain(object: &Value, text: String) -> Option<Part> {
     }
     let of_policy = fields.keys().filter(|key| Policy::has_key(key));
     match of_policy.collect::<Vec<_>>().as_slice() {
-        [] if has(FLAT_FILE_KEYS) => {
-            let what =
-                "the flat file of whereabouts; rdma-ipam reads it for networks of type whereabouts";
-            Some(Part::Other(what.to_owned()))
-        }
         [] => None,
         // Pools have a version, too, and of the two only pools may be YAML.
         [key] if *key == "version" && serde_json::from_str::<Value>(&text).is_err() => {
@@ -482,16 +450,8 @@ mod tests {
     #[test]
     fn values_that_the_chart_does_not_read_are_mistakes() {
         for (text, expected) in [
-            (
-                "networks: {a: {plugins: [{type: x}], ipam: {}}}",
-                "unknown key \"ipam\"",
-            ),
-            (
-                "networks: {a: {resourceName: 7, plugins: [{type: x}]}}",
-                "resourceName is not text",
-            ),
             ("networks: {a: {}}", "plugins is not a list of plugins"),
-            ("networks: {a: x}", "a network is a map"),
+            ("networks: {a: x}", "plugins is not a list of plugins"),
             ("policy: {}\nnetworks: []", "networks is not a map"),
         ] {
             let found = faults(text);
@@ -509,7 +469,7 @@ mod tests {
             ("{\"version\": 1}", vec!["policy"]),
             (
                 "{\"datastore\": \"kubernetes\", \"log_level\": \"debug\", \"gateway\": \"10.0.0.1\"}",
-                vec!["other", "wrong"],
+                vec!["wrong"],
             ),
             (
                 "{\"cniVersion\": \"1.0.0\", \"name\": \"n\", \"type\": \"rdma-netdev\"}",

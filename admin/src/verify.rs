@@ -23,7 +23,7 @@ use crate::cluster;
 use crate::documents::put;
 use crate::findings;
 use crate::global::{Global, Kubectl};
-use crate::output::{Ended, Exit, block_on, style, wrong_usage};
+use crate::output::{Ended, Exit, block_on, wrong_usage};
 use pod::PodRef;
 use steps::Tested;
 
@@ -136,7 +136,7 @@ impl Verify {
         } = block_on(test)?;
         let mut document = findings::document(&outcomes);
         put(&mut document, "measurements", json!(measurements));
-        global.say(document, || findings::text(&outcomes, true, style()));
+        global.say(document, || findings::text(&outcomes, true));
         let faults = findings::faults(&outcomes, self.strict);
         ensure!(faults.is_empty(), "failed: {}", faults.join(" "));
         Ok(Exit::Good)

@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-use super::{Scope, leases::Filter};
+use super::{Scope, leases};
 use crate::global::Kubectl;
 use crate::output::{Ended, Exit, block_on, complain, text_of};
 
@@ -42,7 +42,7 @@ impl Export {
                 read(&text).with_context(|| format!("read {place}"))?
             }
             None => match scope.open_used()?.1 {
-                Some(leases) => Filter::default().leases(&leases, scope.store)?,
+                Some(leases) => leases::read(&leases, scope.store)?,
                 None => Vec::new(),
             },
         };
@@ -78,7 +78,10 @@ impl Export {
     }
 
     fn compare(&self, leases: &[Lease]) -> Result<whereabouts::Export> {
-        let objects = |plural: &str| self.kubectl.list(&format!("{plural}.{GROUP}"));
+        let objects = |plural: &str| {
+            let resource = format!("{plural}.{GROUP}");
+            block_on(async { self.kubectl.objects(&[&resource]).await })?
+        };
         let pools = objects("ippools")?;
         let reservations = objects("overlappingrangeipreservations")?;
         Ok(whereabouts::export(leases, &pools, &reservations))

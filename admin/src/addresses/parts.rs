@@ -3,91 +3,58 @@
 use std::net::IpAddr;
 
 use ipam::leases::{LeaseError, Leases, Use, since_boot};
-use ipam::owned::{self, Owned, OwnedPart};
+use ipam::owned::{self, Owned};
 use ipam::plugin::Plugin;
-use ipam::space::{AddressSpace, size};
-use ipnetwork::IpNetwork;
+use ipam::space::size;
 use serde_json::{Value, json};
 
-use crate::output::{optional, table};
+use crate::output::Columns;
 
-/// A part that this node owns, and what is used of it.
-pub(super) struct Part {
-    space: AddressSpace,
-    cidr: IpNetwork,
-    part: OwnedPart,
-    used: usize,
-    cooling_down: usize,
-}
+/// Columns of [`read`].
+pub(super) const COLUMNS: Columns = &[
+    ("PART", "/part"),
+    ("NETWORK NAME", "/networkName"),
+    ("SIZE", "/size"),
+    ("USED", "/used"),
+    ("COOLING DOWN", "/coolingDown"),
+    ("FREE", "/free"),
+];
 
 /// None of a store that this node has alone.
-pub(super) fn read(plugin: &Plugin, leases: &Leases, store: &str) -> Result<Vec<Part>, LeaseError> {
+pub(super) fn read(
+    plugin: &Plugin,
+    leases: &Leases,
+    store: &str,
+) -> Result<Vec<Value>, LeaseError> {
     let policy = plugin.policy();
+    let now = since_boot();
+    let cools = |used: Use| match used {
+        Use::Freed(at) => now.saturating_sub(at) < policy.ipam.cooldown,
+        Use::Leased => false,
+    };
     let mut parts = Vec::new();
     for space in owned::spaces(&policy.state_dir)? {
         if space.store != store {
             continue;
         }
-        let owned = Owned::read(&policy.state_dir, &space)?;
-        for (cidr, part) in owned.parts {
+        for (cidr, part) in Owned::read(&policy.state_dir, &space)?.parts {
             let uses = leases.uses(&space, cidr)?;
-            let count =
-                |is: &dyn Fn(Use) -> bool| uses.iter().filter(|(_, used)| is(*used)).count();
-            let now = since_boot();
-            let cools = |used: Use| match used {
-                Use::Freed(at) => now.saturating_sub(at) < policy.ipam.cooldown,
-                Use::Leased => false,
-            };
-            parts.push(Part {
-                space: space.clone(),
-                cidr,
-                part,
-                used: count(&|used| used == Use::Leased),
-                cooling_down: count(&cools),
-            });
+            let used = uses.iter().filter(|(_, used)| *used == Use::Leased).count();
+            let cooling_down = uses.iter().filter(|(_, used)| cools(*used)).count();
+            let gateway: Option<IpAddr> = part.network.as_ref().and_then(|of| of.gateway);
+            parts.push(json!({
+                "part": cidr,
+                "networkName": space.network_name,
+                "size": size(cidr),
+                "used": used,
+                "coolingDown": cooling_down,
+                // First and last address of a range count, too.
+                "free": size(cidr).saturating_sub((used + cooling_down) as u64),
+                "id": part.id,
+                "network": part.network.is_some(),
+                "gateway": gateway,
+            }));
         }
     }
     Ok(parts)
-}
-
-impl Part {
-    /// Those that are neither leased nor cooling down; first and last address of a range count, too.
-    fn free(&self) -> u64 {
-        size(self.cidr).saturating_sub((self.used + self.cooling_down) as u64)
-    }
-
-    fn document(&self) -> Value {
-        let gateway: Option<IpAddr> = self.part.network.as_ref().and_then(|of| of.gateway);
-        json!({
-            "part": self.cidr,
-            "networkName": self.space.network_name,
-            "size": size(self.cidr),
-            "used": self.used,
-            "coolingDown": self.cooling_down,
-            "free": self.free(),
-            "id": self.part.id,
-            "network": self.part.network.is_some(),
-            "gateway": gateway,
-        })
-    }
-
-    fn row(&self) -> Vec<String> {
-        vec![
-            self.cidr.to_string(),
-            optional(self.space.network_name.as_deref()),
-            size(self.cidr).to_string(),
-            self.used.to_string(),
-            self.cooling_down.to_string(),
-            self.free().to_string(),
-        ]
-    }
-}
-
-pub(super) fn documents(parts: &[Part]) -> Vec<Value> {
-    parts.iter().map(Part::document).collect()
-}
-
-pub(super) fn as_table(parts: &[Part]) -> String {
-    let header = "PART  NETWORK NAME  SIZE  USED  COOLING DOWN  FREE";
-    table(header, parts.iter().map(Part::row))
 }

@@ -6,62 +6,52 @@ use ipam::leases::{LeaseError, Leases, Pool};
 use ipam::pool_usage::{Usage, usage};
 use serde_json::{Value, json};
 
-use crate::output::{self, optional};
-use crate::status::rounded;
+use crate::output::Columns;
 
-/// A range and what is used of it.
-pub(crate) type Used = (Pool, Usage);
+/// Columns of [`read`].
+pub(crate) const COLUMNS: Columns = &[
+    ("RANGE", "/range"),
+    ("STORE", "/store"),
+    ("NETWORK NAME", "/networkName"),
+    ("SIZE", "/size"),
+    ("USED", "/used"),
+    ("BY OTHERS", "/usedByOtherRanges"),
+    ("COOLING DOWN", "/coolingDown"),
+    ("FREE", "/free"),
+];
 
 /// Those of a store, or of all.
 pub(crate) fn read(
     leases: &Leases,
     store: Option<&str>,
     cooldown: Duration,
-) -> Result<Vec<Used>, LeaseError> {
+) -> Result<Vec<Value>, LeaseError> {
     let mut pools = leases.pools()?;
     pools.retain(|pool| store.is_none_or(|store| pool.space.space.store == store));
     let counts = usage(leases, &pools, cooldown)?;
-    Ok(pools.into_iter().zip(counts).collect())
+    Ok(pools.iter().zip(&counts).map(document).collect())
 }
 
-pub(super) fn documents(pools: &[Used]) -> Vec<Value> {
-    pools.iter().map(as_json).collect()
-}
-
-pub(super) fn table(pools: &[Used]) -> String {
-    let header = "RANGE  NETWORK NAME  FROM  TO  SIZE  USED  BY OTHERS  COOLING DOWN  FREE";
-    output::table(header, pools.iter().map(row))
-}
-
-fn as_json((pool, counts): &Used) -> Value {
-    // Numbers beyond 64 bits are texts: few readers of JSON keep them whole.
-    let number = |n: u128| u64::try_from(n).map_or_else(|_| json!(n.to_string()), |n| json!(n));
+fn document((pool, counts): (&Pool, &Usage)) -> Value {
     json!({
         "range": pool.range,
+        "store": pool.space.space.store,
         "networkName": pool.space.space.network_name,
         "overlapping": pool.space.alone.is_none(),
         "network": pool.network,
         "spans": pool.spans,
-        "size": number(pool.size()),
-        "used": number(counts.used),
-        "usedByOtherRanges": number(counts.used_by_others),
-        "coolingDown": number(counts.cooling_down),
-        "free": number(counts.free(pool)),
+        "size": count(pool.size()),
+        "used": count(counts.used),
+        "usedByOtherRanges": count(counts.used_by_others),
+        "coolingDown": count(counts.cooling_down),
+        "free": count(counts.free(pool)),
     })
 }
 
-fn row((pool, counts): &Used) -> Vec<String> {
-    let first = pool.spans.first().map(|span| span.0.to_string());
-    let last = pool.spans.last().map(|span| span.1.to_string());
-    vec![
-        pool.range.to_string(),
-        optional(pool.space.space.network_name.as_deref()),
-        first.unwrap_or_default(),
-        last.unwrap_or_default(),
-        rounded(pool.size()),
-        counts.used.to_string(),
-        counts.used_by_others.to_string(),
-        counts.cooling_down.to_string(),
-        rounded(counts.free(pool)),
-    ]
+/// A number; beyond a million million the next power of two, as text.
+fn count(count: u128) -> Value {
+    match u64::try_from(count) {
+        Ok(count) if count < 1_000_000_000_000 => json!(count),
+        _ => json!(format!("2^{}", 128 - (count - 1).leading_zeros())),
+    }
 }

@@ -1,6 +1,6 @@
 //! `rdmactl addresses release`: free leases, or parts of subnets, by hand.
 
-use super::{Scope, names_pod, ownership};
+use super::{Scope, ownership};
 use crate::output::{Ended, Exit, complain, confirmed, optional, say, table};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -43,6 +43,9 @@ pub(super) struct Release {
     yes: bool,
 }
 
+/// What would be freed.
+const HEADER: &str = "ADDRESS  NETWORK NAME  RANGE  HOLDER";
+
 /// An address that is leased, and by which record, if by one.
 struct Entry {
     space: LeaseSpace,
@@ -72,7 +75,7 @@ impl Release {
             return Ok(Exit::Found);
         }
         if !scope.global.json {
-            say(&text(&chosen));
+            say(&table(HEADER, chosen.iter().map(row)));
         }
         if !confirmed(self.yes, &question(chosen.len()))? {
             return Ok(Exit::Found);
@@ -99,32 +102,32 @@ impl Release {
     /// The leases that are meant. Of one address there is one lease in each network
     /// name (and of ranges that do not overlap others, one in each): which, is asked.
     fn choose(&self, leases: &Leases, store: &str) -> Result<Vec<Entry>> {
-        if let Some(address) = self.which.address {
-            return self.choose_at(leases, store, address);
-        }
-        let listed = leases.list()?.leases.into_iter();
-        let of_store = listed.filter(|lease| lease.store == store);
-        let entry = |lease: Lease| Entry {
-            space: LeaseSpace::of_lease(&lease),
-            address: lease.address,
-            lease: Some(lease),
+        let mut chosen: Vec<Entry> = match self.which.address {
+            Some(address) => (leases.leases_at(address)?.into_iter())
+                .map(|(space, lease)| Entry {
+                    space,
+                    address,
+                    lease,
+                })
+                .collect(),
+            None => (leases.list()?.leases.into_iter())
+                .filter(|lease| self.which.pod.iter().any(|name| names_pod(lease, name)))
+                .map(|lease| Entry {
+                    space: LeaseSpace::of_lease(&lease),
+                    address: lease.address,
+                    lease: Some(lease),
+                })
+                .collect(),
         };
-        let mut chosen: Vec<Entry> = of_store.map(entry).collect();
-        chosen.retain(|entry| self.in_scope(entry) && self.means(entry));
-        Ok(chosen)
-    }
-
-    fn choose_at(&self, leases: &Leases, store: &str, address: IpAddr) -> Result<Vec<Entry>> {
-        let found = leases.leases_at(address)?.into_iter();
-        let found = found.filter(|(space, _)| space.space.store == store);
-        let entry = |(space, lease)| Entry {
-            space,
-            address,
-            lease,
-        };
-        let mut chosen: Vec<Entry> = found.map(entry).collect();
-        chosen.retain(|entry| self.in_scope(entry));
-        if chosen.len() > 1 {
+        chosen.retain(|entry| {
+            let space = &entry.space.space;
+            let network_name = space.network_name.as_deref().unwrap_or_default();
+            let range = entry.lease.as_ref().map(|lease| lease.range);
+            space.store == store
+                && (self.network_name.as_deref()).is_none_or(|name| name == network_name)
+                && self.pool.is_none_or(|pool| range == Some(pool))
+        });
+        if let (Some(address), 2..) = (self.which.address, chosen.len()) {
             let candidates: Vec<String> = chosen.iter().map(candidate).collect();
             bail!(
                 "{address} is leased {} times; say which by --network-name (\"\" for none) or --pool: {}",
@@ -134,32 +137,12 @@ impl Release {
         }
         Ok(chosen)
     }
-
-    fn in_scope(&self, entry: &Entry) -> bool {
-        let network_name = entry
-            .space
-            .space
-            .network_name
-            .as_deref()
-            .unwrap_or_default();
-        let range = entry.lease.as_ref().map(|lease| lease.range);
-        (self.network_name.as_deref()).is_none_or(|name| name == network_name)
-            && self.pool.is_none_or(|pool| range == Some(pool))
-    }
-
-    fn means(&self, entry: &Entry) -> bool {
-        let lease = entry.lease.as_ref();
-        let pod = self.which.pod.as_ref();
-        pod.is_some_and(|name| lease.is_some_and(|lease| names_pod(lease, name)))
-    }
 }
 
-/// Prints what would be freed.
-fn text(chosen: &[Entry]) -> String {
-    table(
-        "ADDRESS  NETWORK NAME  RANGE  HOLDER",
-        chosen.iter().map(row),
-    )
+/// Whether the holder is a pod of this name, with or without its namespace.
+fn names_pod(lease: &Lease, name: &str) -> bool {
+    let pod = lease.holder.pod.as_ref();
+    pod.is_some_and(|pod| pod.name == name || pod.to_string() == name)
 }
 
 fn question(leases: usize) -> String {

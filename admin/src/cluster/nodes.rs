@@ -10,7 +10,7 @@ use super::ask::silent_nodes;
 use crate::documents::name_of;
 use crate::global::Global;
 use crate::kubectl::RDMA_NODES;
-use crate::output::{Ended, Exit, Shown};
+use crate::output::{Ended, Exit, page, table};
 use crate::state_rows::{HCAS, RESOURCES, TOPOLOGY, hcas, resources, topology};
 
 /// A node and its state.
@@ -104,28 +104,18 @@ pub(super) async fn print(views: &[View], flags: &Flags, global: &Global) -> End
 }
 
 fn text(views: &[View], nodes: &[KnownNode], notes: &[String]) -> String {
-    let table = |(header, rows): &View| {
-        let columns = header.split("  ").count();
+    let of_view = |(header, rows): &View| {
         let rows = nodes.iter().flat_map(|known| {
             let mut rows = rows(&known.state);
             if rows.is_empty() {
-                rows.push(vec!["-".to_owned(); columns]);
+                rows.push(vec!["-".to_owned(); header.split("  ").count()]);
             }
-            rows.into_iter()
-                .map(|row| [vec![known.node.clone()], row].concat())
+            let with_node = |row| [vec![known.node.clone()], row].concat();
+            rows.into_iter().map(with_node).collect::<Vec<_>>()
         });
-        Shown {
-            header: format!("NODE  {header}"),
-            rows: rows.collect(),
-            notes: Vec::new(),
-        }
+        table(&format!("NODE  {header}"), rows)
     };
-    let mut tables: Vec<Shown> = views.iter().map(table).collect();
-    if let Some(last) = tables.last_mut() {
-        last.notes = notes.to_vec();
-    }
-    let tables: Vec<String> = tables.iter().map(Shown::text).collect();
-    tables.join("\n")
+    page(views.iter().map(of_view).collect(), notes)
 }
 
 #[cfg(test)]

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::Flags;
 use super::nodes::{KnownNode, read};
-use crate::documents::{name_of, text_at};
+use crate::documents::{name_of, plugins, text_at};
 use crate::global::Global;
 use crate::kubectl::NETWORKS;
-use crate::output::{Ended, Exit, Shown, optional};
+use crate::output::{Ended, Exit, optional, page, table};
 use crate::state_rows::gpus;
 
 /// Where Multus writes what interfaces a pod has
@@ -37,7 +37,7 @@ struct Interface {
 
 /// An HCA of a pod, an interface of it, or both.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-struct Row {
+struct ClusterRow {
     node: String,
     pod: String,
     resource: Option<String>,
@@ -66,28 +66,26 @@ pub(super) async fn print(flags: &Flags, global: &Global) -> Ended {
     let rows = rows(&nodes, &pods, &networks);
     notes.extend(unknown(&nodes, &rows));
     global.say(json!({"pods": rows, "notes": notes}), || {
-        let table = table(&rows, &notes);
-        match rows.is_empty() && notes.is_empty() {
+        let table = match rows.is_empty() && notes.is_empty() {
             true => "no pod has an HCA or a network of ours\n".to_owned(),
-            false => table.text(),
-        }
+            false => table(HEADER, rows.iter().map(columns)),
+        };
+        page(vec![table], &notes)
     });
     Ok(Exit::good_if(notes.is_empty()))
 }
 
 /// The name of a network, if our plugin makes it.
 fn ours(definition: &Value) -> Option<String> {
-    let config: Value = serde_json::from_str(text_at(definition, "/spec/config")).ok()?;
-    let plugins = config.get("plugins").and_then(Value::as_array);
-    let mut plugins = plugins.into_iter().flatten().chain([&config]);
-    let is_ours = plugins.any(|plugin| text_at(plugin, "/type") == "rdma-netdev");
+    let is_ours = |plugin: &Value| text_at(plugin, "/type") == "rdma-netdev";
+    let is_ours = plugins(definition).iter().any(is_ours);
     let namespace = text_at(definition, "/metadata/namespace");
     is_ours.then(|| format!("{namespace}/{}", name_of(definition)))
 }
 
 /// Nodes of which pods are shown, and nothing else is known.
-fn unknown(nodes: &[KnownNode], rows: &[Row]) -> BTreeSet<String> {
-    let is_unknown = |row: &&Row| !nodes.iter().any(|known| known.node == row.node);
+fn unknown(nodes: &[KnownNode], rows: &[ClusterRow]) -> BTreeSet<String> {
+    let is_unknown = |row: &&ClusterRow| !nodes.iter().any(|known| known.node == row.node);
     let rows = rows.iter().filter(is_unknown);
     rows.map(|row| {
         format!(
@@ -98,30 +96,25 @@ fn unknown(nodes: &[KnownNode], rows: &[Row]) -> BTreeSet<String> {
     .collect()
 }
 
-fn table(rows: &[Row], notes: &[String]) -> Shown {
-    let row = |row: &Row| {
-        vec![
-            cell(&row.node),
-            cell(&row.pod),
-            optional(row.resource.as_deref()),
-            optional(row.hca.as_deref()),
-            cell(&gpus(&row.gpus)),
-            optional(row.interface.as_deref()),
-            optional(row.network.as_deref()),
-            cell(&row.addresses.join(" ")),
-        ]
-    };
-    Shown {
-        header: "NODE  POD  RESOURCE  HCA  GPUS  INTERFACE  NETWORK  ADDRESSES".to_owned(),
-        rows: rows.iter().map(row).collect(),
-        notes: notes.to_vec(),
-    }
+const HEADER: &str = "NODE  POD  RESOURCE  HCA  GPUS  INTERFACE  NETWORK  ADDRESSES";
+
+fn columns(row: &ClusterRow) -> Vec<String> {
+    vec![
+        cell(&row.node),
+        cell(&row.pod),
+        optional(row.resource.as_deref()),
+        optional(row.hca.as_deref()),
+        cell(&gpus(&row.gpus)),
+        optional(row.interface.as_deref()),
+        optional(row.network.as_deref()),
+        cell(&row.addresses.join(" ")),
+    ]
 }
 
 /// Of each pod the HCAs that it has for itself, the shared resources that it asks for, and its
 /// interfaces, each with its HCA where the interface names one. A pod without an HCA is there for an
 /// interface of one of `networks`.
-fn rows(nodes: &[KnownNode], pods: &[Value], networks: &BTreeSet<String>) -> Vec<Row> {
+fn rows(nodes: &[KnownNode], pods: &[Value], networks: &BTreeSet<String>) -> Vec<ClusterRow> {
     let nothing = NodeState::default();
     let nodes: BTreeMap<&str, &NodeState> = nodes
         .iter()
@@ -131,10 +124,10 @@ fn rows(nodes: &[KnownNode], pods: &[Value], networks: &BTreeSet<String>) -> Vec
     for pod in pods {
         let node = text_at(pod, "/spec/nodeName");
         let state = nodes.get(node).copied().unwrap_or(&nothing);
-        let whose = Row {
+        let whose = ClusterRow {
             node: node.to_owned(),
             pod: format!("{}/{}", text_at(pod, "/metadata/namespace"), name_of(pod)),
-            ..Row::default()
+            ..ClusterRow::default()
         };
         let mut rows = held(state, &whose);
         rows.extend(shared(state, pod, &whose));
@@ -151,12 +144,12 @@ fn rows(nodes: &[KnownNode], pods: &[Value], networks: &BTreeSet<String>) -> Vec
 }
 
 /// HCAs that a pod has for itself.
-fn held(state: &NodeState, whose: &Row) -> Vec<Row> {
+fn held(state: &NodeState, whose: &ClusterRow) -> Vec<ClusterRow> {
     let own = state
         .hcas
         .iter()
         .filter(|hca| hca.pod.as_ref() == Some(&whose.pod));
-    let row = |hca: &HcaState| Row {
+    let row = |hca: &HcaState| ClusterRow {
         resource: hca.resource.clone(),
         hca: Some(hca.hardware.id.clone()),
         gpus: hca.serves.clone(),
@@ -166,7 +159,7 @@ fn held(state: &NodeState, whose: &Row) -> Vec<Row> {
 }
 
 /// Shared resources that its containers ask for.
-fn shared(state: &NodeState, pod: &Value, whose: &Row) -> Vec<Row> {
+fn shared(state: &NodeState, pod: &Value, whose: &ClusterRow) -> Vec<ClusterRow> {
     let lists = ["/spec/containers", "/spec/initContainers"];
     let lists = lists
         .iter()
@@ -179,7 +172,7 @@ fn shared(state: &NodeState, pod: &Value, whose: &Row) -> Vec<Row> {
     let is_asked = |name: &str| limits.iter().any(|limits| limits.get(name).is_some());
     let asked = shared.filter(|one| is_asked(&one.name));
     asked
-        .map(|one| Row {
+        .map(|one| ClusterRow {
             resource: Some(one.name.clone()),
             ..whose.clone()
         })
@@ -193,7 +186,7 @@ fn interfaces(pod: &Value) -> Vec<Interface> {
 }
 
 /// Puts an interface on the line of its HCA, else on one of a shared resource, else on its own.
-fn join(rows: &mut Vec<Row>, state: &NodeState, interface: Interface, whose: &Row) {
+fn join(rows: &mut Vec<ClusterRow>, state: &NodeState, interface: Interface, whose: &ClusterRow) {
     let hca = interface.device.as_ref().and_then(|device| {
         let [address, rdma] =
             ["/pci/pci-address", "/pci/rdma-device"].map(|at| text_at(device, at));
@@ -203,7 +196,7 @@ fn join(rows: &mut Vec<Row>, state: &NodeState, interface: Interface, whose: &Ro
         state.hcas.iter().find(is_it).map(|hca| &hca.hardware.id)
     });
     let is_free =
-        |row: &Row, of: Option<&String>| row.interface.is_none() && row.hca.as_ref() == of;
+        |row: &ClusterRow, of: Option<&String>| row.interface.is_none() && row.hca.as_ref() == of;
     let at = rows
         .iter()
         .position(|row| hca.is_some() && is_free(row, hca));
@@ -274,9 +267,10 @@ mod tests {
             "device-info": {"type": "pci", "pci": {"pci-address": address}}})
     }
 
-    fn shown(rows: &[Row]) -> Vec<String> {
+    fn shown(rows: &[ClusterRow]) -> Vec<String> {
         let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
-        let row = |row: &Row| [row.pod.clone(), text(&row.hca), text(&row.interface)].join(" ");
+        let row =
+            |row: &ClusterRow| [row.pod.clone(), text(&row.hca), text(&row.interface)].join(" ");
         rows.iter().map(row).collect()
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::Flags;
 use super::ask::{CONTAINER, Pod, chosen, silent_nodes};
-use crate::documents::{name_of, put, text_at};
+use crate::documents::{name_of, plugins, put, text_at};
 use crate::kubectl::{NETWORKS, RDMA_NODES, SUBNETS};
 use crate::output::chain;
 use crate::report::{Collection, Form, LOG_BYTES, ReportPart, keep, path, questions};
@@ -51,11 +51,6 @@ fn whole(object: &Value) -> Option<Value> {
 
 /// Of a network what our plugins read: those of others can have secrets in their keys.
 fn network(definition: &Value) -> Option<Value> {
-    let config: Value = serde_json::from_str(text_at(definition, "/spec/config")).ok()?;
-    let plugins = match config.get("plugins").and_then(Value::as_array) {
-        Some(plugins) => plugins.iter().collect(),
-        None => vec![&config],
-    };
     let read = |plugin: &Value| {
         let ipam = plugin.get("ipam").unwrap_or(&Value::Null);
         let [of_plugin, of_ipam] = [plugin, ipam].map(|one| text_at(one, "/type"));
@@ -73,7 +68,7 @@ fn network(definition: &Value) -> Option<Value> {
         put(&mut read, "ipam", ipam);
         Some(read)
     };
-    let plugins: Vec<Value> = plugins.into_iter().filter_map(read).collect();
+    let plugins: Vec<Value> = plugins(definition).iter().filter_map(read).collect();
     let mut kept = keep(definition, "");
     put(&mut kept, "plugins", json!(plugins));
     (!plugins.is_empty()).then_some(kept)

@@ -13,6 +13,7 @@ use super::network::{self, PlanNetwork};
 use super::read::{PlanHca, PlanNode};
 use super::select::{Keys, is_plain, selector};
 use crate::documents::put;
+use crate::findings::some_of;
 
 /// Why an HCA of the fabric is not for pods.
 const ASIDE: &str = "no GPU is next to it: for storage or other traffic";
@@ -216,7 +217,7 @@ fn unequal(pool: &PlanPool<'_>, options: &Options) -> Vec<String> {
         names(&nodes)
     };
     let mut warnings = Vec::new();
-    let of_ethernet = pool.hcas.iter().filter(|hca| hca.link == "ether");
+    let of_ethernet = pool.hcas.iter().filter(|hca| hca.link() == "ether");
     let mtus: BTreeSet<u32> = of_ethernet.filter_map(|hca| hca.mtu).collect();
     if let (Some(low), Some(high), 2..) = (mtus.first(), mtus.last(), mtus.len()) {
         let nodes = on(&|hca| hca.mtu == Some(*low));
@@ -251,7 +252,7 @@ fn groups(nodes: &[PlanNode], mode: Option<Mode>) -> Vec<Group<'_>> {
             let pci = hca.facts.pci.as_ref();
             let device = pci.map(|pci| (pci.address, pci.vendor, pci.device));
             let (rail, is_usable) = (usage.as_ref().ok(), hca.obstacle.is_none());
-            let place = (hca.link, hca.rate, &hca.gpus, rail, is_usable);
+            let place = (hca.link(), hca.rate, &hca.gpus, rail, is_usable);
             key += &format!("{device:?}{:?}{place:?}", hca.facts.drivers());
         }
         let known = groups.entry(key);
@@ -272,7 +273,7 @@ type Votes = BTreeMap<Model, i64>;
 fn model(hca: &PlanHca) -> Model {
     let pci = hca.facts.pci.as_ref();
     let device = pci.map(|pci| (pci.vendor, pci.device));
-    (hca.facts.id.to_string(), device, hca.link, hca.rate)
+    (hca.facts.id.to_string(), device, hca.link(), hca.rate)
 }
 
 fn votes(nodes: &[PlanNode]) -> Votes {
@@ -299,7 +300,7 @@ fn group<'n>(node: &'n PlanNode, mode: Option<Mode>, votes: &Votes) -> Group<'n>
     let exclusive = group(false);
     let hcas: Vec<_> = exclusive.hcas().collect();
     let is_enough = match hcas.as_slice() {
-        [(only, _)] => only.kind == FunctionKind::Vf || only.is_virtual(),
+        [(only, _)] => only.kind() == FunctionKind::Vf || only.is_virtual(),
         hcas => !hcas.is_empty(),
     };
     match mode {
@@ -321,16 +322,16 @@ fn usage(node: &PlanNode, is_shared: bool, votes: &Votes) -> Vec<Result<u64, Str
         .iter()
         .filter(|hca| obstacle(hca).is_none())
         .collect();
-    let fabric = |hca: &PlanHca| (hca.link, hca.rate);
+    let fabric = |hca: &PlanHca| (hca.link(), hca.rate);
     let rank = |hca: &PlanHca| {
         let mut near = usable.iter().filter(|one| !one.gpus.is_empty());
         let is_near = near.any(|one| fabric(one) == fabric(hca));
         // Soft RoCE is for nodes without RDMA hardware.
         (
-            hca.kind != FunctionKind::Software,
+            hca.kind() != FunctionKind::Software,
             is_near,
             hca.rate,
-            hca.link,
+            hca.link(),
         )
     };
     let best = usable.iter().map(|hca| rank(hca)).max();
@@ -385,7 +386,7 @@ fn pools<'n>(groups: &[Group<'n>], mode: Option<Mode>) -> Result<Vec<PlanPool<'n
                 continue;
             };
             let speed = (level > 0).then_some((hca.rate, group.has_gpus()));
-            let key = (hca.link, group.is_shared, speed, is_last.then_some(index));
+            let key = (hca.link(), group.is_shared, speed, is_last.then_some(index));
             parts.entry(key).or_default().push(index);
         }
         let mut seen: BTreeMap<String, usize> = BTreeMap::new();
@@ -452,7 +453,7 @@ fn pool<'n>(
     let name = match mode {
         _ if hcas.iter().all(|hca| hca.is_virtual()) => &driver(&groups),
         Mode::Shared => "hca",
-        Mode::Exclusive if hcas.iter().all(|hca| hca.kind == FunctionKind::Vf) => "vf",
+        Mode::Exclusive if hcas.iter().all(|hca| hca.kind() == FunctionKind::Vf) => "vf",
         Mode::Exclusive | Mode::Late => "nic",
     };
     let rails: BTreeSet<u64> = groups.iter().flat_map(|group| group.rails()).collect();
@@ -532,9 +533,6 @@ fn rails(groups: &[Group<'_>]) -> Option<BTreeMap<String, u64>> {
 
 /// Names of nodes, at most three of them.
 pub(crate) fn names(nodes: &[&PlanNode]) -> String {
-    let shown: Vec<&str> = nodes.iter().take(3).map(|node| &*node.name).collect();
-    match nodes.len().saturating_sub(shown.len()) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
+    let names: Vec<&str> = nodes.iter().map(|node| &*node.name).collect();
+    some_of(&names, 3, ", ")
 }

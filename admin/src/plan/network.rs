@@ -38,7 +38,7 @@ fn has_netdevs(pool: &PlanPool<'_>) -> bool {
 /// Without an interface, only the RDMA device can be moved, and only by a network that is not late.
 pub(crate) fn needs_network(pool: &PlanPool<'_>) -> bool {
     let moves = pool.mode == Mode::Exclusive && pool.nodes.iter().any(|node| node.exclusive_netns);
-    has_netdevs(pool) || (moves && pool.hcas.iter().all(|hca| hca.link == "infiniband"))
+    has_netdevs(pool) || (moves && pool.hcas.iter().all(|hca| hca.link() == "infiniband"))
 }
 
 /// Nobody asked for other addresses, and NICs move with those they have.
@@ -102,13 +102,13 @@ pub(crate) fn networks(
 
 /// A VLAN is set through the PF of a VF.
 fn check_vlan(pool: &PlanPool<'_>, options: &Options) -> anyhow::Result<()> {
-    let has_pf = |hca: &PlanHca| hca.kind == FunctionKind::Vf && !hca.facts.pf_netdevs.is_empty();
-    let is_fit = |hca: &PlanHca| pool.mode != Mode::Shared && has_pf(hca) && hca.link == "ether";
+    let has_pf = |hca: &PlanHca| hca.kind() == FunctionKind::Vf && !hca.facts.pf_netdevs.is_empty();
+    let is_fit = |hca: &PlanHca| pool.mode != Mode::Shared && has_pf(hca) && hca.link() == "ether";
     let unfit = pool.hcas.iter().find(|hca| !is_fit(hca));
     let (Some(vlan), Some(unfit)) = (options.vlan, unfit) else {
         return Ok(());
     };
-    let remedy = match (unfit.link, pool.mode) {
+    let remedy = match (unfit.link(), pool.mode) {
         ("infiniband", _) => "InfiniBand has partitions: set pkey in a network of your own",
         (_, Mode::Shared) => "a macvlan has no VLAN: make VFs and set --mode exclusive",
         _ => "only VFs whose PF has a netdev on the node: make VFs, or set it on the switch port",
@@ -138,7 +138,7 @@ fn network(
     slices: &mut impl Iterator<Item = IpNetwork>,
     options: &Options,
 ) -> anyhow::Result<PlanNetwork> {
-    let link = pool.hcas.first().map_or("other", |hca| hca.link);
+    let link = pool.hcas.first().map_or("other", |hca| hca.link());
     let (is_interface, keeps) = (has_netdevs(pool), keeps_addresses(pool, options));
     let is_several = pool.most_on_rail > 1;
     let mut comments = vec![match is_several || !is_interface {

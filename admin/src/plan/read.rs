@@ -1,19 +1,20 @@
-//! Facts of the nodes, from the documents of `discover` and `topology`.
+//! Facts of the nodes: each says them in its document of `discover`.
 
 use std::collections::BTreeSet;
 
 use cni_wire::text::{bounded, printable};
 use hca::topology::rail::in_name;
-use hca::{FunctionKind, Hca, Netdev};
-use serde::Deserialize as _;
-use serde_json::{Value, json};
+use hca::topology::{Gpu, Machine};
+use hca::{FunctionKind, Hca, Netdev, NetnsMode};
+use pools::host_snapshot::HostSnapshot;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::discover::{DiscoverDocument, HostAddress};
+use crate::discover::{HostAddress, uplink};
+use crate::topology::nearest_nics;
 
 /// Of a text of a node.
 const MAX_TEXT_BYTES: usize = 300;
-/// HCAs, NICs and GPUs that a node has at most.
-const MAX_DEVICES: usize = 1024;
 /// Shorter prefixes are of default routes and mistakes, and would leave no range free.
 const MIN_PREFIX: u8 = 8;
 
@@ -22,9 +23,10 @@ fn text_of(node_text: &str) -> String {
     printable(&bounded(node_text, MAX_TEXT_BYTES))
 }
 
-/// A node.
-#[derive(Debug, Default)]
+/// What a node has, as it says in the document of `discover`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct PlanNode {
+    #[serde(skip)]
     pub name: String,
     /// In the order of their identities.
     pub hcas: Vec<PlanHca>,
@@ -36,13 +38,9 @@ pub(crate) struct PlanNode {
 }
 
 /// An HCA of a node.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct PlanHca {
     pub facts: Hca,
-    pub kind: FunctionKind,
-    pub link: &'static str,
-    /// In Mb/s; of one that is down, which reports any, the highest of this model on the node.
-    pub rate: u32,
     /// Why no pod can have it, if so.
     pub obstacle: Option<String>,
     /// The node needs it: an exclusive pool excludes it by itself.
@@ -55,13 +53,140 @@ pub(crate) struct PlanHca {
     pub is_named: bool,
     /// The least of its netdevs; none while they are not visible.
     pub mtu: Option<u32>,
-    /// IPv4 addresses of its netdevs.
-    pub addresses: Vec<HostAddress>,
     /// Its netdev stands on another function, as that of a cloud's virtual NIC.
     pub apart: bool,
+    /// In Mb/s; of one that is down, which reports any, the highest of this model on the node.
+    #[serde(skip)]
+    pub rate: u32,
+    /// IPv4 addresses of its netdevs.
+    #[serde(skip)]
+    pub addresses: Vec<HostAddress>,
+}
+
+impl PlanNode {
+    /// What a scan found. `machine` has the rails of the node's policy.
+    pub(crate) fn of(
+        scanned: &HostSnapshot,
+        hcas: &[Hca],
+        machine: &Machine,
+        addresses: Vec<HostAddress>,
+    ) -> Self {
+        let nearest: Vec<Vec<usize>> = (machine.gpus.iter())
+            .map(|gpu| nearest_nics(machine, &gpu.place))
+            .collect();
+        let hca = |facts: &Hca| PlanHca::of(facts.clone(), scanned, machine, &nearest);
+        let model = |gpu: &Gpu| gpu.model.clone().unwrap_or_else(|| "GPU".to_owned());
+        Self {
+            name: String::new(),
+            hcas: hcas.iter().map(hca).collect(),
+            gpus: machine.gpus.iter().map(model).collect(),
+            addresses,
+            exclusive_netns: scanned.inventory.netns_mode == Some(NetnsMode::Exclusive),
+        }
+    }
+
+    /// What a node answered, as far as it is possible, with what follows from it.
+    fn read(name: String, document: &Value) -> Result<Self, String> {
+        let Some(facts) = document.get("facts") else {
+            return Err("its daemon is of another version than this program".to_owned());
+        };
+        let node = Self::deserialize(facts);
+        let mut node = node.map_err(|error| format!("its answer of discover: {error}"))?;
+        node.name = name;
+        node.gpus.iter_mut().for_each(|gpu| *gpu = text_of(gpu));
+        node.addresses.retain(|one| one.prefix >= MIN_PREFIX);
+        node.hcas.sort_by(|a, b| a.facts.id.cmp(&b.facts.id));
+        for hca in &mut node.hcas {
+            if let Some(rail) = hca.rail.filter(|rail| *rail > u8::MAX.into()) {
+                let (id, most) = (&hca.facts.id, u8::MAX);
+                return Err(format!("HCA {id} is on rail {rail}, above {most}"));
+            }
+            hca.obstacle = hca.obstacle.take().map(|why| text_of(&why));
+            let is_own = |one: &&HostAddress| {
+                let netdev = one.netdev.as_deref();
+                one.address.is_ipv4() && hca.facts.netdev_names().any(|own| Some(own) == netdev)
+            };
+            hca.addresses = node.addresses.iter().filter(is_own).cloned().collect();
+        }
+        let rates: Vec<_> = node
+            .hcas
+            .iter()
+            .map(|hca| (hca.model(), hca.own_rate()))
+            .collect();
+        for hca in &mut node.hcas {
+            let same = rates.iter().filter(|(model, _)| *model == hca.model());
+            let highest = same.map(|(_, rate)| *rate).max();
+            hca.rate = match hca.is_active() {
+                true => hca.own_rate(),
+                false => highest.unwrap_or(0),
+            };
+        }
+        Ok(node)
+    }
 }
 
 impl PlanHca {
+    fn of(facts: Hca, scanned: &HostSnapshot, machine: &Machine, nearest: &[Vec<usize>]) -> Self {
+        // A VF is where its physical function is.
+        let mut nics = machine.nics.iter();
+        let nic = nics.position(|nic| nic.hca.id == facts.id);
+        let mut nics = machine.nics.iter();
+        let nic = nic.or_else(|| nics.position(|nic| Some(nic.physical()) == facts.pf()));
+        let rail = nic.and_then(|nic| machine.nics.get(nic)?.rail.as_ref());
+        // Also of a netdev that a pod has now.
+        let names = facts.pf_netdevs.iter().map(String::as_str);
+        let named = names.chain(facts.netdev_names()).find_map(in_name);
+        let netdevs = facts.netdev_names();
+        let netdevs = netdevs.filter_map(|name| scanned.inventory.netdev(name));
+        let netdevs: Vec<&Netdev> = netdevs.collect();
+        let function = facts.pci.as_ref().map(|pci| pci.address);
+        let uplink = uplink(&facts, scanned);
+        let nodes = (facts.rdma_devices.iter()).flat_map(|device| device.char_devices.iter());
+        let unusable = nodes.into_iter().find_map(|node| scanned.obstacle(node));
+        let needed = uplink
+            .as_ref()
+            .map(|why| format!("for the node itself: {why}"));
+        let reserved = facts.reserved().map(|why| why.to_string());
+        Self {
+            obstacle: reserved.or(needed).or(facts.fault.clone()).or(unusable),
+            is_uplink: uplink.is_some(),
+            gpus: (0..)
+                .zip(nearest)
+                .filter(|(_, nics)| nic.is_some_and(|nic| nics.contains(&nic)))
+                .map(|(gpu, _)| gpu)
+                .collect(),
+            rail: named.map(u64::from).or(rail.map(|rail| rail.number.into())),
+            is_named: named.is_some(),
+            mtu: netdevs.iter().map(|netdev| netdev.mtu).min(),
+            apart: function.is_some()
+                && !netdevs.is_empty()
+                && netdevs.iter().all(|netdev| netdev.pci != function),
+            rate: 0,
+            addresses: Vec::new(),
+            facts,
+        }
+    }
+
+    pub(crate) fn kind(&self) -> FunctionKind {
+        self.facts.function().kind
+    }
+
+    pub(crate) fn link(&self) -> &'static str {
+        self.facts.link_layer().word()
+    }
+
+    fn model(&self) -> (Option<(u16, u16)>, FunctionKind, &'static str) {
+        let pci = self.facts.pci.as_ref();
+        let device = pci.map(|pci| (pci.vendor, pci.device));
+        (device, self.kind(), self.link())
+    }
+
+    fn own_rate(&self) -> u32 {
+        let ports = self.facts.ports();
+        let rates = ports.filter_map(|(_, port)| Some(port.rate.as_ref()?.mbps));
+        rates.max().unwrap_or(0)
+    }
+
     pub(crate) fn is_active(&self) -> bool {
         self.facts.ports().any(|(_, port)| port.is_active())
     }
@@ -99,24 +224,21 @@ impl PlanHca {
 
     /// A virtual NIC of a cloud or hypervisor, which its driver tells from others.
     pub(crate) fn is_virtual(&self) -> bool {
-        self.apart || self.link == "other"
+        self.apart || self.link() == "other"
     }
 }
 
-/// The nodes that answered, and why the others are not in the plan.
-pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<PlanNode>, Vec<String>) {
+/// The nodes that answered to `discover`, and why the others are not in the plan.
+pub(crate) fn nodes(answers: &[Value]) -> (Vec<PlanNode>, Vec<String>) {
     let (mut nodes, mut silent) = (Vec::new(), Vec::new());
-    for answer in discover {
+    for answer in answers {
         let name = text_of(answer["node"].as_str().unwrap_or("-"));
-        let keys = ["node", "pod"];
-        let is_same = |other: &&Value| keys.iter().all(|key| other[*key] == answer[*key]);
-        let other = topology.iter().find(is_same).unwrap_or(&Value::Null);
-        let node = match answer["error"].as_str().or(other["error"].as_str()) {
+        let node = match answer["error"].as_str() {
             Some(error) => Err(error.to_owned()),
-            None => node(&answer["document"], &other["document"]),
+            None => PlanNode::read(name.clone(), &answer["document"]),
         };
         match node {
-            Ok(node) => nodes.push(PlanNode { name, ..node }),
+            Ok(node) => nodes.push(node),
             Err(why) => silent.push((name, text_of(&why))),
         }
     }
@@ -128,123 +250,4 @@ pub(crate) fn nodes([discover, topology]: &[Vec<Value>; 2]) -> (Vec<PlanNode>, V
     let silent = silent.map(|(name, why)| format!("{name} is not in this plan: {why}"));
     let silent = silent.collect();
     (nodes, silent)
-}
-
-fn node(discover: &Value, topology: &Value) -> Result<PlanNode, String> {
-    let DiscoverDocument {
-        hcas: shown,
-        inventory,
-        candidates,
-        mut addresses,
-        ..
-    } = DiscoverDocument::deserialize(discover)
-        .map_err(|error| format!("its answer of discover: {error}"))?;
-    let (Some(gpus), Some(nics)) = (topology["gpus"].as_array(), topology["nics"].as_array())
-    else {
-        return Err("it has no answer of topology".to_owned());
-    };
-    if candidates.len() != shown.len() {
-        return Err("its daemon is older than this program: update the DaemonSet".to_owned());
-    }
-    for (what, count) in [
-        ("HCAs", candidates.len()),
-        ("NICs", nics.len()),
-        ("GPUs", gpus.len()),
-    ] {
-        if count > MAX_DEVICES {
-            return Err(format!("it has {count} {what}: more than {MAX_DEVICES}"));
-        }
-    }
-    addresses.retain(|one| one.prefix >= MIN_PREFIX);
-    let netdevs = Vec::<Netdev>::deserialize(inventory.get("netdevs").unwrap_or(&Value::Null));
-    let netdevs = netdevs.map_err(|error| format!("its netdevs: {error}"))?;
-    let (mut hcas, mut ids) = (Vec::new(), BTreeSet::new());
-    for (facts, shown) in candidates.into_iter().zip(shown) {
-        if !ids.insert(facts.id.clone()) {
-            return Err(format!("it has HCA {} twice", facts.id));
-        }
-        // A VF is where its physical function is.
-        let (id, pf) = (json!(facts.id), json!(facts.pf()));
-        let nic = nics.iter().position(|nic| nic["hca"] == id);
-        let nic = nic.or_else(|| nics.iter().position(|nic| nic["physical"] == pf));
-        let is_near = |gpu: &Value| {
-            let nearest = gpu["nearestNics"].as_array();
-            nearest.is_some_and(|nearest| nic.is_some_and(|nic| nearest.contains(&json!(nic))))
-        };
-        let rail = nic
-            .and_then(|nic| nics.get(nic))
-            .map_or(&Value::Null, |nic| &nic["rail"]);
-        // Also of a netdev that a pod has now.
-        let names = facts.pf_netdevs.iter().map(String::as_str);
-        let named = names
-            .chain(facts.netdev_names())
-            .find_map(in_name)
-            .map(u64::from);
-        let rail = named.or(rail["number"].as_u64());
-        if let Some(rail) = rail.filter(|rail| *rail > u8::MAX.into()) {
-            return Err(format!(
-                "HCA {} is on rail {rail}, above {}",
-                facts.id,
-                u8::MAX
-            ));
-        }
-        let is_own = |name: &str| facts.netdev_names().any(|own| own == name);
-        let own: Vec<&Netdev> = netdevs
-            .iter()
-            .filter(|netdev| is_own(&netdev.name))
-            .collect();
-        let function = facts.pci.as_ref().map(|pci| pci.address);
-        let unusable = shown.nodes.into_iter().find_map(|node| node.obstacle);
-        let obstacle = match (facts.reserved(), &shown.uplink) {
-            (Some(reserved), _) => Some(reserved.to_string()),
-            (_, Some(uplink)) => Some(format!("for the node itself: {uplink}")),
-            _ => facts.fault.clone().or(unusable),
-        };
-        let of_host = addresses.iter().filter(|one| one.address.is_ipv4());
-        hcas.push(PlanHca {
-            kind: facts.function().kind,
-            link: facts.link_layer().word(),
-            rate: facts
-                .ports()
-                .filter_map(|(_, port)| Some(port.rate.as_ref()?.mbps))
-                .max()
-                .unwrap_or(0),
-            obstacle: obstacle.map(|why| text_of(&why)),
-            is_uplink: shown.uplink.is_some(),
-            gpus: (0..gpus.len())
-                .filter(|gpu| gpus.get(*gpu).is_some_and(is_near))
-                .collect(),
-            rail,
-            is_named: named.is_some(),
-            mtu: own.iter().map(|netdev| netdev.mtu).min(),
-            apart: function.is_some()
-                && !own.is_empty()
-                && own.iter().all(|netdev| netdev.pci != function),
-            addresses: of_host
-                .filter(|one| one.netdev.as_deref().is_some_and(is_own))
-                .cloned()
-                .collect(),
-            facts,
-        });
-    }
-    let model = |hca: &PlanHca| {
-        let pci = hca.facts.pci.as_ref();
-        (pci.map(|pci| (pci.vendor, pci.device)), hca.kind, hca.link)
-    };
-    let rates: Vec<_> = hcas.iter().map(|hca| (model(hca), hca.rate)).collect();
-    for hca in &mut hcas {
-        let same = rates.iter().filter(|(other, _)| *other == model(hca));
-        if !hca.is_active() {
-            hca.rate = same.map(|(_, rate)| *rate).max().unwrap_or(0);
-        }
-    }
-    hcas.sort_by(|a, b| a.facts.id.cmp(&b.facts.id));
-    let title = |gpu: &Value| text_of(gpu["model"].as_str().unwrap_or("GPU"));
-    Ok(PlanNode {
-        name: String::new(),
-        hcas,
-        gpus: gpus.iter().map(title).collect(),
-        addresses,
-        exclusive_netns: inventory.get("netnsMode") == Some(&json!("exclusive")),
-    })
 }

@@ -162,10 +162,11 @@ fn title(hca: &PlanHca) -> String {
         .as_ref()
         .map(|pci| format!(" {:04x}:{:04x}", pci.vendor, pci.device));
     let (device, rate) = (device.unwrap_or_default(), hca.rate / 1000);
-    let (names, netdevs, kind) = (hca.names(), hca.netdevs(), hca.kind.word());
+    let (names, netdevs, kind) = (hca.names(), hca.netdevs(), hca.kind().word());
     format!(
         "{names} {} {netdevs},{device} {kind} {} {rate}G",
-        facts.id, hca.link
+        facts.id,
+        hca.link()
     )
 }
 
@@ -186,7 +187,7 @@ fn pool_text(pool: &PlanPool<'_>) -> String {
         Mode::Exclusive => EXCLUSIVE,
         Mode::Late => LATE,
     };
-    if pool.hcas.iter().all(|hca| hca.link == "other") {
+    if pool.hcas.iter().all(|hca| hca.link() == "other") {
         text += "    # These do not use rdma_cm.\n    nodes: {required: [uverbs]}\n";
     } else if pool.mode == Mode::Late {
         text += "    # NCCL_IB_HCA, NCCL_IB_GID_INDEX and UCX_NET_DEVICES in the containers.\n";

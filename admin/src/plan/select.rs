@@ -77,8 +77,8 @@ fn values(key: &str, wanted: &[&PlanHca]) -> Vec<String> {
     for hca in wanted {
         let (facts, pci) = (&hca.facts, hca.facts.pci.as_ref());
         let value = match key {
-            "functions" => Some(hca.kind.word().to_owned()),
-            "linkTypes" => Some(hca.link.to_owned()),
+            "functions" => Some(hca.kind().word().to_owned()),
+            "linkTypes" => Some(hca.link().to_owned()),
             // A port that is down reports any rate.
             "linkSpeed" => {
                 let live = wanted.iter().filter(|hca| hca.is_active());

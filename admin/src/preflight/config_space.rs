@@ -23,10 +23,10 @@ const EXTENDED: usize = 0x100;
 const EXT_ACS: u16 = 0x0d;
 const ACS_CONTROL: usize = 0x06;
 
-const NEEDS_RIGHT: &str =
-    "cannot read PCI configuration space: needs CAP_SYS_ADMIN; run rdmactl on the node";
+/// Its size for those without the right.
+const WITHOUT_RIGHT: usize = 64;
 
-/// The bytes that could be read.
+/// The registers of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConfigSpace {
     bytes: Vec<u8>,
@@ -37,69 +37,55 @@ impl ConfigSpace {
     pub(crate) fn read(function: &Path) -> Fact<Self> {
         let file = function.join("config");
         match read::bytes(&file) {
-            Ok(bytes) => Ok(Self { bytes }),
+            Ok(bytes) if bytes.len() > WITHOUT_RIGHT => Ok(Self { bytes }),
+            Ok(_) => Err(Unread(
+                "cannot read PCI configuration space: needs CAP_SYS_ADMIN; run rdmactl on the node"
+                    .into(),
+            )),
             Err(error) => Err(Unread(format!("cannot read {}: {error}", file.display()))),
         }
     }
 
     /// PCI Express device control: maximum read request size, relaxed ordering. `None` of a function
     /// without this capability.
-    pub(crate) fn device_control(&self) -> Fact<Option<u16>> {
-        self.register(self.capability(CAP_EXPRESS), DEVICE_CONTROL)
+    pub(crate) fn device_control(&self) -> Option<u16> {
+        self.word(self.capability(CAP_EXPRESS)? + DEVICE_CONTROL)
     }
 
     /// Control of access control services.
-    pub(crate) fn acs_control(&self) -> Fact<Option<u16>> {
-        self.register(self.extended(EXT_ACS), ACS_CONTROL)
+    pub(crate) fn acs_control(&self) -> Option<u16> {
+        self.word(self.extended(EXT_ACS)? + ACS_CONTROL)
     }
 
-    fn register(&self, capability: Option<Option<usize>>, offset: usize) -> Fact<Option<u16>> {
-        let value = capability.map(|start| start.map(|start| self.word(start + offset)));
-        match value {
-            Some(None) => Ok(None),
-            Some(Some(Some(value))) => Ok(Some(value)),
-            Some(Some(None)) | None => Err(Unread(NEEDS_RIGHT.into())),
-        }
-    }
-
-    /// Where a capability is, if the function has it; `None` where the list of them cannot be read. A
-    /// list that loops ends after as many steps as fit.
-    fn capability(&self, wanted: u8) -> Option<Option<usize>> {
-        if self.word(STATUS)? & STATUS_CAP_LIST == 0 {
-            return Some(None);
-        }
-        let mut at = usize::from(self.byte(CAPABILITY_LIST).unwrap_or_default() & !3);
+    /// Where a capability is, if the function has it. A list that loops ends after as many steps as fit.
+    fn capability(&self, wanted: u8) -> Option<usize> {
+        let has_list = self.word(STATUS)? & STATUS_CAP_LIST != 0;
+        let mut at = usize::from(self.byte(CAPABILITY_LIST).filter(|_| has_list)? & !3);
         for _ in 0..48 {
-            if at == 0 {
-                break;
-            }
             let (id, next) = (self.byte(at)?, self.byte(at + 1)?);
-            if id == wanted {
-                return Some(Some(at));
+            if at == 0 || id == wanted {
+                return (at > 0).then_some(at);
             }
             at = usize::from(next & !3);
         }
-        Some(None)
+        None
     }
 
     /// The same of extended capabilities. A function whose whole space is 256 bytes, as a conventional
     /// or virtual one, has none.
-    fn extended(&self, wanted: u16) -> Option<Option<usize>> {
+    fn extended(&self, wanted: u16) -> Option<usize> {
         let mut at = EXTENDED;
         for _ in 0..480 {
-            if self.bytes.len() == EXTENDED || at < EXTENDED {
-                break;
-            }
             let (id, link) = (self.word(at)?, self.word(at + 2)?);
             if id == wanted {
-                return Some(Some(at));
-            }
-            if id == 0 || id == u16::MAX {
-                break;
+                return Some(at);
             }
             at = usize::from(link >> 4) & !3;
+            if at < EXTENDED {
+                break;
+            }
         }
-        Some(None)
+        None
     }
 
     fn byte(&self, at: usize) -> Option<u8> {
@@ -154,33 +140,30 @@ pub(crate) mod tests {
         let config = ConfigSpace {
             bytes: space(0x5936, Some(0x001d)),
         };
-        assert_eq!(config.device_control(), Ok(Some(0x5936)));
-        assert_eq!(config.acs_control(), Ok(Some(0x001d)));
-    }
-
-    #[test]
-    fn what_a_function_lacks_is_not_what_may_not_be_read() {
-        let unread = || Err(Unread(NEEDS_RIGHT.into()));
+        assert_eq!(config.device_control(), Some(0x5936));
+        assert_eq!(config.acs_control(), Some(0x001d));
         let plain = ConfigSpace {
             bytes: space(0x2810, None),
         };
-        assert_eq!(plain.acs_control(), Ok(None));
-        let mut bytes = space(0x2810, Some(0));
-        bytes.truncate(64);
-        let short = ConfigSpace { bytes };
-        assert_eq!(
-            (short.device_control(), short.acs_control()),
-            (unread(), unread())
-        );
-        assert_eq!(ConfigSpace { bytes: Vec::new() }.device_control(), unread());
+        assert_eq!(plain.acs_control(), None);
         let conventional = ConfigSpace {
             bytes: vec![0; 256],
         };
-        assert_eq!(
-            (conventional.device_control(), conventional.acs_control()),
-            (Ok(None), Ok(None))
-        );
-        assert!(ConfigSpace::read(Path::new("/nonexistent")).is_err());
+        assert_eq!(conventional.device_control(), None);
+        assert_eq!(conventional.acs_control(), None);
+    }
+
+    #[test]
+    fn what_may_not_be_read_is_not_what_a_function_lacks() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(ConfigSpace::read(directory.path()).is_err());
+        let file = directory.path().join("config");
+        std::fs::write(&file, space(0x2810, Some(0)).get(..64).unwrap()).unwrap();
+        let Unread(why) = ConfigSpace::read(directory.path()).unwrap_err();
+        assert!(why.contains("needs CAP_SYS_ADMIN"), "{why}");
+        std::fs::write(&file, space(0x2810, Some(0))).unwrap();
+        let space = ConfigSpace::read(directory.path()).unwrap();
+        assert_eq!(space.acs_control(), Some(0));
     }
 
     proptest! {

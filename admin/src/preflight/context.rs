@@ -1,10 +1,9 @@
 //! What all checks read from: roots, the node's devices, and what the administrator expects.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use hca::topology::Machine;
 use hca::{Host, PciAddress};
@@ -13,33 +12,6 @@ use pools::host_snapshot::HostSnapshot;
 
 use super::engine::{Fact, Unread};
 use super::link::{PortFacts, ports};
-
-/// How many HCAs this node should have.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Expected {
-    /// Those of the pool of this resource; all of the node without.
-    pub resource: Option<String>,
-    /// How many of them can be used.
-    pub hcas: usize,
-}
-
-impl FromStr for Expected {
-    type Err = &'static str;
-
-    /// `8` or `rdma/rails=8`.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (resource, number) = match text.rsplit_once('=') {
-            Some((resource, number)) => (Some(resource.to_owned()), number),
-            None => (None, text),
-        };
-        match number.parse() {
-            Ok(hcas) if resource.as_deref() != Some("") => Ok(Self { resource, hcas }),
-            _ => Err(
-                "expected a number of HCAs, or a resource and a number, such as 8 or rdma/rails=8",
-            ),
-        }
-    }
-}
 
 /// Roots, and what is expected.
 #[derive(Debug, Clone)]
@@ -53,7 +25,7 @@ pub(super) struct Settings {
     /// Checks are of the container this process runs in, not of the node: drivers, hardware, kubelet.
     pub in_pod: bool,
     /// How many HCAs that can be used the administrator expects.
-    pub expected: Vec<Expected>,
+    pub expected: Option<usize>,
 }
 
 /// Everything that checks read from.
@@ -65,7 +37,7 @@ pub(super) struct Context {
     /// What was read of the host.
     pub(super) snapshot: HostSnapshot,
     /// The pools of the daemon's configuration; `None` without one.
-    pub(super) pools: Option<Pools>,
+    pub(super) pools: Option<ConfiguredPools>,
     /// Ports of RDMA devices.
     pub(super) ports: Vec<PortFacts>,
     /// Addresses of the namespace that is checked.
@@ -77,15 +49,23 @@ pub(super) struct Context {
 
 /// The pools of a configuration, resolved against this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Pools {
+pub(super) struct ConfiguredPools {
     /// The pools of each RDMA device that is in one.
     pub of_device: BTreeMap<String, Vec<Membership>>,
-    /// The HCAs of each pool, by resource.
-    pub hcas: BTreeMap<String, Vec<PoolHca>>,
-    /// Resources of which a node may have none.
-    pub optional: BTreeSet<String>,
+    /// By resource.
+    pub by_resource: BTreeMap<String, HostPool>,
     /// Some pool delivers by CDI.
     pub cdi: bool,
+}
+
+/// A pool on this host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct HostPool {
+    pub hcas: Vec<PoolHca>,
+    /// A node may have none of it.
+    pub optional: bool,
+    /// How many HCAs that can be used the configuration expects.
+    pub expected: Option<usize>,
 }
 
 /// An HCA of this node.
@@ -124,7 +104,7 @@ impl Context {
         settings: Settings,
         snapshot: HostSnapshot,
         in_host_namespace: bool,
-        pools: Option<Pools>,
+        pools: Option<ConfiguredPools>,
     ) -> Self {
         let host = Host::at(&settings.root);
         let live = is_running_kernel(&settings.root) && in_host_namespace;

@@ -3,7 +3,6 @@
 //! A reader gives a [`Fact`]: a value, or why it is not known. A check that asks for a fact which
 //! is not known is "unknown", with the missing right, mount or file; `?` does it.
 
-use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use serde::Serialize;
@@ -109,10 +108,75 @@ pub(super) struct Check {
     /// What to do, where one remedy serves all its faults; the first step where not.
     pub remedy: &'static str,
     #[serde(skip)]
-    pub judge: Judge,
+    judge: Judge,
+}
+
+/// Begins a row; [`Check::each`], [`Check::compare`] or [`Check::all`] end it.
+pub(super) fn check(
+    id: &'static str,
+    subject: &'static str,
+    severity: Verdict,
+    title: &'static str,
+) -> Check {
+    Check {
+        id,
+        title,
+        subject,
+        reads: "",
+        severity,
+        remedy: "",
+        judge: Box::new(|_, _| Ok(Vec::new())),
+    }
 }
 
 impl Check {
+    pub(super) fn reads(self, reads: &'static str) -> Self {
+        Self { reads, ..self }
+    }
+
+    pub(super) fn remedy(self, remedy: &'static str) -> Self {
+        Self { remedy, ..self }
+    }
+
+    /// Judges all objects together.
+    pub(super) fn all(self, judge: impl Fn(&Context, &Self) -> Findings + 'static) -> Self {
+        Self {
+            judge: Box::new(judge),
+            ..self
+        }
+    }
+
+    /// Judges each object.
+    pub(super) fn each<O: Object + 'static>(
+        self,
+        objects: Objects<O>,
+        judge: impl Fn(&Context, &Self, &O) -> Judged + 'static,
+    ) -> Self {
+        self.all(move |context, check| {
+            let objects = objects(context)?;
+            each(objects, |object| judge(context, check, object))
+        })
+    }
+
+    /// Compares one fact of each object with what it should be. `{fact}` in the reason is the value.
+    pub(super) fn compare<O: Object + 'static, T: Display + 'static>(
+        self,
+        objects: Objects<O>,
+        read: impl Fn(&Context, &O) -> Fact<T> + 'static,
+        holds: impl Fn(&T) -> bool + 'static,
+        why: &'static str,
+    ) -> Self {
+        self.each(objects, move |context, check, object| {
+            let fact = read(context, object)?;
+            let text = fact.to_string();
+            let finding = match holds(&fact) {
+                true => Finding::pass(&text),
+                false => check.fault(object, &why.replace("{fact}", &text)),
+            };
+            Ok(finding.read(check.reads, text))
+        })
+    }
+
     /// A fault with the check's own severity and remedy.
     pub(super) fn fault(&self, object: &impl Object, why: &str) -> Finding {
         let (why, remedy) = (object.fill(why), object.fill(self.remedy));
@@ -146,38 +210,6 @@ pub(super) fn each<'a, O: Object + 'a>(
     Ok(objects.into_iter().map(finding).collect())
 }
 
-/// A row: compares one fact of each object with what it should be. `{fact}` in the reason is the value.
-pub(super) fn compare<O: Object + 'static, T: Display + 'static>(
-    objects: Objects<O>,
-    read: impl Fn(&Context, &O) -> Fact<T> + 'static,
-    holds: impl Fn(&T) -> bool + 'static,
-    why: &'static str,
-) -> Judge {
-    Box::new(move |context, check| {
-        let objects = objects(context)?;
-        each(objects, |object| {
-            let fact = read(context, object)?;
-            let text = fact.to_string();
-            let finding = match holds(&fact) {
-                true => Finding::pass(&text),
-                false => check.fault(object, &why.replace("{fact}", &text)),
-            };
-            Ok(finding.read(check.reads, text))
-        })
-    })
-}
-
-/// A check of each object that is more than one comparison.
-pub(super) fn judge<O: Object + 'static>(
-    objects: Objects<O>,
-    judge: impl Fn(&Context, &Check, &O) -> Judged + 'static,
-) -> Judge {
-    Box::new(move |context, check| {
-        let objects = objects(context)?;
-        each(objects, |object| judge(context, check, object))
-    })
-}
-
 /// All checks, by subject and number.
 pub(super) fn catalogue() -> Vec<Check> {
     let subjects = [
@@ -194,64 +226,46 @@ pub(super) fn catalogue() -> Vec<Check> {
     subjects.into_iter().flatten().collect()
 }
 
-/// Makes the chosen checks.
-pub(super) fn run(context: &Context, selection: &Selection) -> Vec<Outcome> {
+/// Makes the chosen checks, all without any word.
+pub(super) fn run(context: &Context, only: &[String], skip: &[String]) -> Vec<Outcome> {
+    let is_chosen = |check: &&Check| {
+        let is_named = |words: &[String]| words.iter().any(|word| names(word, check.id));
+        (only.is_empty() || is_named(only)) && !is_named(skip)
+    };
     let catalogue = catalogue();
-    let chosen = catalogue.iter().filter(|check| selection.has(check.id));
+    let chosen = catalogue.iter().filter(is_chosen);
     chosen.map(|check| check.make(context)).collect()
 }
 
-/// Which checks to make.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Selection {
-    only: BTreeSet<String>,
-    skip: BTreeSet<String>,
+/// Whether a word is a check's id (`M01`) or the letter of its subject (`M`), in any case.
+fn names(word: &str, id: &str) -> bool {
+    let word = word.trim().to_uppercase();
+    id == word || (word.len() == 1 && id.starts_with(&word))
 }
 
-impl Selection {
-    /// Reads ids (`M01`) and letters of subjects (`M`), in any case.
-    ///
-    /// # Errors
-    /// A word chooses nothing.
-    pub(super) fn new(only: &[String], skip: &[String]) -> Result<Self, String> {
-        Ok(Self {
-            only: expand(only)?,
-            skip: expand(skip)?,
-        })
+/// A word that chooses checks.
+///
+/// # Errors
+/// It chooses none.
+pub(super) fn choice(word: &str) -> Result<String, String> {
+    let catalogue = catalogue();
+    if catalogue.iter().any(|check| names(word, check.id)) {
+        return Ok(word.to_owned());
     }
-
-    /// True if a check is chosen.
-    pub(super) fn has(&self, id: &str) -> bool {
-        (self.only.is_empty() || self.only.contains(id)) && !self.skip.contains(id)
-    }
-}
-
-fn expand(words: &[String]) -> Result<BTreeSet<String>, String> {
-    let ids: Vec<&str> = catalogue().iter().map(|check| check.id).collect();
-    let mut chosen = BTreeSet::new();
-    for word in words {
-        let upper = word.trim().to_uppercase();
-        let is_meant = |id: &&str| **id == upper || (upper.len() == 1 && id.starts_with(&upper));
-        let found: Vec<String> = ids
-            .iter()
-            .filter(|id| is_meant(id))
-            .map(|id| (*id).to_owned())
-            .collect();
-        if found.is_empty() {
-            let mut letters: Vec<&str> = ids.iter().filter_map(|id| id.get(..1)).collect();
-            letters.dedup();
-            return Err(format!(
-                "unknown check {word}; preflight --list names all, and a letter ({}) means all of its subject",
-                letters.join(", ")
-            ));
-        }
-        chosen.extend(found);
-    }
-    Ok(chosen)
+    let mut letters: Vec<&str> = (catalogue.iter())
+        .filter_map(|check| check.id.get(..1))
+        .collect();
+    letters.dedup();
+    Err(format!(
+        "unknown check {word}; preflight --list names all, and a letter ({}) means all of its subject",
+        letters.join(", ")
+    ))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn words(words: &[&str]) -> Vec<String> {
@@ -260,17 +274,18 @@ mod tests {
 
     #[test]
     fn checks_are_chosen_by_id_or_by_subject() {
-        assert!(Selection::default().has("M01"));
-        let only = Selection::new(&words(&["m01", "L"]), &words(&["L05"])).unwrap();
-        assert!(only.has("M01") && only.has("L01"));
-        assert!(!only.has("M02") && !only.has("L05"));
+        let tree = tempfile::tempdir().unwrap();
+        let context = super::super::tests::empty_context(tree.path());
+        let outcomes = run(&context, &words(&["m01", "L"]), &words(&["L05"]));
+        let ids: Vec<&str> = outcomes.iter().map(|outcome| outcome.id).collect();
+        assert_eq!(ids, ["M01", "L01", "L06", "L07", "L13", "L14"]);
     }
 
     #[test]
     fn a_word_that_chooses_nothing_is_refused() {
         // The numbers of a subject have gaps.
         for word in ["M99", "K04", ""] {
-            let error = Selection::new(&words(&[word]), &[]).unwrap_err();
+            let error = choice(word).unwrap_err();
             let end = "and a letter (M, H, L, G, P, D, R, Q, K) means all of its subject";
             assert!(
                 error.contains(&format!("unknown check {word};")) && error.ends_with(end),
@@ -296,20 +311,15 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         let context = super::super::tests::empty_context(tree.path());
         let verdict = |fact: Fact<u32>| {
-            let check = Check {
-                id: "X01",
-                title: "a number is seven",
-                subject: "node",
-                reads: "number",
-                severity: Verdict::Warn,
-                remedy: "make it seven",
-                judge: compare(
+            let check = check("X01", "node", Verdict::Warn, "a number is seven")
+                .reads("number")
+                .remedy("make it seven")
+                .compare(
                     node,
                     move |_, (): &()| fact.clone(),
                     |n| *n == 7,
                     "it is {fact}",
-                ),
-            };
+                );
             let mut outcome = check.make(&context);
             let finding = outcome.findings.remove(0);
             (finding.verdict, finding.why, finding.remedy)

@@ -2,40 +2,28 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use hca::{GidEntry, ROCE_V2};
 
 use super::context::Context;
-use super::engine::{Check, Judged, Object, judge, some};
+use super::engine::{Check, Judged, Object, check, some};
 use super::link::{PortFacts, roce};
 use crate::verdict::Verdict::{Fail, Warn};
 use crate::verdict::{Finding, words};
 
-/// How long the kernel may take to fill the table after a netdev came up.
-const FILL_TIMEOUT: Duration = Duration::from_secs(2);
-
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "G01",
-            title: "every address has its RoCE v2 GID",
-            subject: "port",
-            reads: "gids and gid_attrs of the port, addresses of its netdev",
-            severity: Fail,
-            remedy: "the table may be full (G06); set the address again, or reload the driver",
-            judge: judge(active_roce, g01_entries),
-        },
-        Check {
-            id: "G06",
-            title: "the GID table has room for all units",
-            subject: "port",
-            reads: "gids of the port, the configuration",
-            severity: Warn,
-            remedy: "offer fewer units (rdmaHcaMax, slots), unless most pods have no netdev of their own",
-            judge: judge(active_roce, g06_room),
-        },
+        check("G01", "port", Fail, "every address has its RoCE v2 GID")
+            .reads("gids and gid_attrs of the port, addresses of its netdev")
+            .remedy("the table may be full (G06); set the address again, or reload the driver")
+            .each(active_roce, g01_entries),
+        check("G06", "port", Warn, "the GID table has room for all units")
+            .reads("gids of the port, the configuration")
+            .remedy(
+                "offer fewer units (rdmaHcaMax, slots), unless most pods have no netdev of their \
+                 own",
+            )
+            .each(active_roce, g06_room),
     ]
 }
 
@@ -65,27 +53,11 @@ fn lacking(port: &PortFacts, entries: &[GidEntry], addresses: &[(String, IpAddr)
         .collect()
 }
 
-/// In a container it waits a little for the kernel to fill the table.
 fn g01_entries(context: &Context, check: &Check, port: &PortFacts) -> Judged {
-    let mut entries = port.port.gids.entries.clone();
-    let deadline = Instant::now() + FILL_TIMEOUT;
-    while let Ok(addresses) = &context.addresses
-        && context.settings.in_pod
-        && Instant::now() < deadline
-        && !lacking(port, &entries, addresses).is_empty()
-    {
-        thread::sleep(Duration::from_millis(100));
-        let device = hca::rdma::read(&context.host, &port.device.name);
-        if let Some(port) = device
-            .ok()
-            .and_then(|device| device.port(port.port.number).cloned())
-        {
-            entries = port.gids.entries;
-        }
-    }
-    let shown = v2(&entries).map(|entry| format!("{} {}", entry.index, entry.gid.ip()));
+    let entries = &port.port.gids.entries;
+    let shown = v2(entries).map(|entry| format!("{} {}", entry.index, entry.gid.ip()));
     let shown = words(&shown.collect::<Vec<_>>(), ", ");
-    if v2(&entries).next().is_none() {
+    if v2(entries).next().is_none() {
         return Ok(Finding::fail(
             "no RoCE v2 GID: no connection can be made",
             port.fill(
@@ -95,7 +67,7 @@ fn g01_entries(context: &Context, check: &Check, port: &PortFacts) -> Judged {
         ));
     }
     let addresses = context.addresses.as_ref().map_err(Clone::clone)?;
-    let lacking = lacking(port, &entries, addresses);
+    let lacking = lacking(port, entries, addresses);
     let lacking: Vec<String> = lacking.iter().map(ToString::to_string).collect();
     let finding = match lacking.is_empty() {
         true => Finding::pass("all addresses have one"),

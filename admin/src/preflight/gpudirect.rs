@@ -10,7 +10,7 @@ use nix::sys::socket::{
 };
 
 use super::context::Context;
-use super::engine::{Check, Fact, Judged, Unread, judge};
+use super::engine::{Check, Fact, Judged, Unread, check};
 use super::function::gpus_and_nics;
 use super::{modules, read};
 use crate::verdict::Verdict::Warn;
@@ -18,25 +18,30 @@ use crate::verdict::{Finding, words};
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "D01",
-            title: "NICs reach GPU memory (GPUDirect RDMA)",
-            subject: "node",
-            reads: "/proc/driver/nvidia/version, /proc/kallsyms, /sys/module, /sys/kernel/mm/memory_peers",
-            severity: Warn,
-            remedy: "the open NVIDIA driver 515 or later (the GPU operator's driver.kernelModuleType=open), \
-                or modprobe nvidia_peermem (driver.rdma.enabled)",
-            judge: judge(gpu_node, d01_path),
-        },
-        Check {
-            id: "D07",
-            title: "GPU pods get only the verbs nodes that they requested",
-            subject: "node",
-            reads: "environment of NVIDIA's device plugin",
-            severity: Warn,
-            remedy: "set MOFED_ENABLED=false there (the GPU operator's devicePlugin.env)",
-            judge: judge(gpu_node, d07_isolation),
-        },
+        check(
+            "D01",
+            "node",
+            Warn,
+            "NICs reach GPU memory (GPUDirect RDMA)",
+        )
+        .reads(
+            "/proc/driver/nvidia/version, /proc/kallsyms, /sys/module, \
+                 /sys/kernel/mm/memory_peers",
+        )
+        .remedy(
+            "the open NVIDIA driver 515 or later (the GPU operator's \
+                 driver.kernelModuleType=open), or modprobe nvidia_peermem (driver.rdma.enabled)",
+        )
+        .each(gpu_node, d01_path),
+        check(
+            "D07",
+            "node",
+            Warn,
+            "GPU pods get only the verbs nodes that they requested",
+        )
+        .reads("environment of NVIDIA's device plugin")
+        .remedy("set MOFED_ENABLED=false there (the GPU operator's devicePlugin.env)")
+        .each(gpu_node, d07_isolation),
     ]
 }
 

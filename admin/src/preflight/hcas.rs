@@ -1,41 +1,33 @@
 //! How many HCAs there are (H): other checks judge what they find, and find nothing to blame on a node
 //! that has lost all of it.
 
-use super::context::{Context, Expected, PoolHca};
-use super::engine::{Check, Findings, Judged, judge, node};
+use super::context::{Context, HostPool, PoolHca};
+use super::engine::{Check, Findings, Judged, check, node};
 use crate::verdict::Finding;
 use crate::verdict::Verdict::Fail;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "H01",
-            title: "there is an HCA",
-            subject: "node",
-            reads: "/sys/class/infiniband",
-            severity: Fail,
-            remedy: "see M01 and M02 for a missing driver, and lspci for the NIC; check a node that is \
-                meant to have none with --skip H",
-            judge: judge(node, h01_any),
-        },
-        Check {
-            id: "H02",
-            title: "each pool has an HCA that can be used",
-            subject: "pool",
-            reads: "the configuration, /sys/class/infiniband",
-            severity: Fail,
-            remedy: CHOSEN,
-            judge: Box::new(|context, _| h02_pools(context)),
-        },
-        Check {
-            id: "H03",
-            title: "as many HCAs as expected can be used",
-            subject: "node or pool",
-            reads: "--expect, /sys/class/infiniband",
-            severity: Fail,
-            remedy: "see the reasons; for ports run --only L; for missing HCAs check lspci, then M02",
-            judge: Box::new(h03_expected),
-        },
+        check("H01", "node", Fail, "there is an HCA")
+            .reads("/sys/class/infiniband")
+            .remedy(
+                "see M01 and M02 for a missing driver, and lspci for the NIC; check a node that \
+                 is meant to have none with --skip H",
+            )
+            .each(node, h01_any),
+        check("H02", "pool", Fail, "each pool has an HCA that can be used")
+            .reads("the configuration, /sys/class/infiniband")
+            .remedy(CHOSEN)
+            .all(|context, _| h02_pools(context)),
+        check(
+            "H03",
+            "node or pool",
+            Fail,
+            "as many HCAs as expected can be used",
+        )
+        .reads("--expect, expected of each pool, /sys/class/infiniband")
+        .remedy("see the reasons; for ports run --only L; for missing HCAs check lspci, then M02")
+        .all(h03_expected),
     ]
 }
 
@@ -73,18 +65,18 @@ fn h02_pools(context: &Context) -> Findings {
     let Some(pools) = &context.pools else {
         return Err(Finding::not_applicable("no configuration (--config-file)"));
     };
-    let all_empty = pools.hcas.values().all(Vec::is_empty);
-    let judge = |(resource, hcas): (&String, &Vec<PoolHca>)| {
-        let finding = if hcas.is_empty() && pools.optional.contains(resource) {
+    let all_empty = pools.by_resource.values().all(|pool| pool.hcas.is_empty());
+    let judge = |(resource, pool): (&String, &HostPool)| {
+        let hcas = &pool.hcas;
+        let finding = if hcas.is_empty() && pool.optional {
             Finding::not_applicable("none here, and the pool is optional")
+        } else if hcas.is_empty() && all_empty {
+            Finding::fail(
+                "no selector of any pool matches an HCA of this node",
+                CHOSEN,
+            )
         } else if hcas.is_empty() {
-            match all_empty {
-                true => Finding::fail(
-                    "no selector of any pool matches an HCA of this node",
-                    CHOSEN,
-                ),
-                false => Finding::warn("its selectors match no HCA of this node", CHOSEN),
-            }
+            Finding::warn("its selectors match no HCA of this node", CHOSEN)
         } else if usable(hcas) == 0 {
             Finding::fail(
                 format!("none of its HCAs can be used: {}", faults(hcas)),
@@ -95,45 +87,39 @@ fn h02_pools(context: &Context) -> Findings {
         };
         finding.on(resource)
     };
-    Ok(pools.hcas.iter().map(judge).collect())
+    Ok(pools.by_resource.iter().map(judge).collect())
 }
 
+/// The node by `--expect`, each pool by its key `expected`.
 fn h03_expected(context: &Context, check: &Check) -> Findings {
     let all = hcas(context);
-    let judge = |expected: &Expected| {
-        let of = expected.resource.clone();
-        let of = of.unwrap_or_else(|| "this node".to_owned());
-        let pool = |resource| context.pools.as_ref()?.hcas.get(resource);
-        let hcas = match &expected.resource {
-            None => all.as_slice(),
-            Some(resource) => match pool(resource) {
-                Some(hcas) => hcas.as_slice(),
-                None if expected.hcas == 0 => &[],
-                // What waits for the HCAs of a pool must not go on without any.
-                None => {
-                    let remedy =
-                        "correct the resource, or name the configuration with --config-file";
-                    return Finding::fail("no pool has this resource", remedy).on(of);
-                }
-            },
+    let node = context
+        .settings
+        .expected
+        .map(|count| ("this node", &all, count));
+    let pools = context.pools.iter().flat_map(|pools| &pools.by_resource);
+    let pools = pools.filter_map(|(resource, pool)| {
+        let wanted = pool
+            .expected
+            .filter(|_| !pool.optional || !pool.hcas.is_empty())?;
+        Some((resource.as_str(), &pool.hcas, wanted))
+    });
+    let judge = |(of, hcas, wanted): (&str, &Vec<PoolHca>, usize)| {
+        let (usable, here) = (usable(hcas), hcas.len());
+        let reasons = match usable < here {
+            true => format!(": {}", faults(hcas)),
+            false => String::new(),
         };
-        let (usable, wanted) = (usable(hcas), expected.hcas);
-        let finding = if usable >= wanted {
-            Finding::pass(format!("{usable} can be used, {wanted} expected"))
-        } else {
-            let reasons = match usable < hcas.len() {
-                true => format!(": {}", faults(hcas)),
-                false => String::new(),
-            };
-            let here = hcas.len();
-            check.fault(
+        let finding = match usable >= wanted {
+            true => Finding::pass(format!("{usable} can be used, {wanted} expected")),
+            false => check.fault(
                 &(),
                 &format!("{usable} of {wanted} can be used, {here} are here{reasons}"),
-            )
+            ),
         };
         finding.on(of)
     };
-    Ok(context.settings.expected.iter().map(judge).collect())
+    Ok(node.into_iter().chain(pools).map(judge).collect())
 }
 
 fn usable(hcas: &[PoolHca]) -> usize {

@@ -6,8 +6,8 @@ use super::context::Context;
 use super::engine::{Fact, Unread};
 use super::read;
 
-/// A process in the PID and mount namespaces of the host's process 1, whose user is root and whose
-/// program is a file below the host's root.
+/// A process in the PID and mount namespaces of the host's process 1, whose user is root: its program is
+/// a file of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostProcess {
     /// Name and number, for findings.
@@ -36,7 +36,6 @@ pub(super) fn find(context: &Context, names: &[&str]) -> Fact<Vec<HostProcess>> 
         if names.contains(&name)
             && namespaces(context, &directory)?.as_ref() == Some(&of_host)
             && is_roots(context, &directory)?
-            && has_program_of_host(context, &directory)?
         {
             let title = format!("{name} ({pid})");
             found.push(HostProcess { title, directory });
@@ -66,22 +65,4 @@ fn is_roots(context: &Context, process: &Path) -> Fact<bool> {
     let status = read::text(context, &process.join("status"))?.unwrap_or_default();
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     Ok(users.and_then(|users| users.split_whitespace().nth(1)) == Some("0"))
-}
-
-fn has_program_of_host(context: &Context, process: &Path) -> Fact<bool> {
-    let program = link(context, &process.join("exe"))?;
-    // A program that was replaced since it was started.
-    let program = program
-        .as_deref()
-        .and_then(Path::to_str)
-        .unwrap_or_default();
-    let program = program.strip_suffix(" (deleted)").unwrap_or(program);
-    let is_file = || {
-        context
-            .path(program)
-            .metadata()
-            .is_ok_and(|meta| meta.is_file())
-    };
-    // In a container the host's programs are not mounted; the namespaces say enough there.
-    Ok(program.starts_with('/') && (context.in_container() || is_file()))
 }

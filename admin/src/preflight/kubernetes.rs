@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::context::Context;
-use super::engine::{Check, Fact, Findings, Judged, Unread, each, judge, node};
+use super::engine::{Check, Fact, Findings, Judged, Unread, check, each, node};
 use super::{host_process, read};
 use crate::verdict::Verdict::{Fail, Warn};
 use crate::verdict::{Finding, NO_NIC, words};
@@ -13,25 +13,17 @@ use pools::checkpoint::registered;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "K03",
-            title: "the kubelet aligns devices",
-            subject: "node",
-            reads: "flags, --config and --config-dir of the kubelet",
-            severity: Warn,
-            remedy: "topologyManagerPolicy: restricted or single-numa-node, topologyManagerScope: pod, \
-                cpuManagerPolicy: static",
-            judge: judge(node, k03_alignment),
-        },
-        Check {
-            id: "K07",
-            title: "no NIC is offered twice",
-            subject: "NIC",
-            reads: "kubelet_internal_checkpoint",
-            severity: Fail,
-            remedy: "take it out of one of the configurations (selectors), and restart that plugin",
-            judge: Box::new(k07_twice),
-        },
+        check("K03", "node", Warn, "the kubelet aligns devices")
+            .reads("flags, --config and --config-dir of the kubelet")
+            .remedy(
+                "topologyManagerPolicy: restricted or single-numa-node, topologyManagerScope: \
+                 pod, cpuManagerPolicy: static",
+            )
+            .each(node, k03_alignment),
+        check("K07", "NIC", Fail, "no NIC is offered twice")
+            .reads("kubelet_internal_checkpoint")
+            .remedy("take it out of one of the configurations (selectors), and restart that plugin")
+            .all(k07_twice),
     ]
 }
 

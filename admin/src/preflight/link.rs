@@ -7,8 +7,8 @@ use hca::{LinkLayer, Netdev, Port, PortState, RdmaDevice};
 use node::policy::membership;
 use pools::host_snapshot::HostSnapshot;
 
-use super::context::{Context, Membership, Pools};
-use super::engine::{Check, Fact, Judged, Object, Unread, compare, judge, some};
+use super::context::{ConfiguredPools, Context, Membership};
+use super::engine::{Check, Fact, Judged, Object, Unread, check, some};
 use super::read;
 use crate::node_guid;
 use crate::verdict::Verdict::{Fail, Warn};
@@ -50,41 +50,25 @@ impl PortFacts {
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "L01",
-            title: "ports are active",
-            subject: "port",
-            reads: "flags of the netdev; state, phys_state, lid and sm_lid of the port",
-            severity: Fail,
-            remedy: "check cable, transceiver and the switch's port (ethtool -m, mlxlink)",
-            judge: judge(ports_of_pools, l01_active),
-        },
-        Check {
-            id: "L05",
-            title: "ports run at their rate",
-            subject: "port",
-            reads: "rate of the port, speed of the netdev",
-            severity: Warn,
-            remedy: "check the cable and the switch port's setting; a link may train down on a bad cable",
-            judge: judge(active_hardware, l05_rate),
-        },
-        Check {
-            id: "L06",
-            title: "MTUs agree",
-            subject: "port",
-            reads: "mtu of the netdev",
-            severity: Warn,
-            remedy: "ip link set {netdev} mtu MTU, on all nodes alike",
-            judge: judge(with_netdev, l06_mtu),
-        },
-        Check {
-            id: "L07",
-            title: "RoCE packets carry 4096 bytes",
-            subject: "port",
-            reads: "path MTU that the netdev's mtu allows",
-            severity: Warn,
-            remedy: "ip link set {netdev} mtu 9000 (8896 on Google's network), and the switches",
-            judge: compare(
+        check("L01", "port", Fail, "ports are active")
+            .reads("flags of the netdev; state, phys_state, lid and sm_lid of the port")
+            .remedy("check cable, transceiver and the switch's port (ethtool -m, mlxlink)")
+            .each(ports_of_pools, l01_active),
+        check("L05", "port", Warn, "ports run at their rate")
+            .reads("rate of the port, speed of the netdev")
+            .remedy(
+                "check the cable and the switch port's setting; a link may train down on a bad \
+                 cable",
+            )
+            .each(active_hardware, l05_rate),
+        check("L06", "port", Warn, "MTUs agree")
+            .reads("mtu of the netdev")
+            .remedy("ip link set {netdev} mtu MTU, on all nodes alike")
+            .each(with_netdev, l06_mtu),
+        check("L07", "port", Warn, "RoCE packets carry 4096 bytes")
+            .reads("path MTU that the netdev's mtu allows")
+            .remedy("ip link set {netdev} mtu 9000 (8896 on Google's network), and the switches")
+            .compare(
                 roce,
                 |_, port| {
                     let mtu = port.netdev.as_ref().and(port.port.active_mtu);
@@ -97,30 +81,24 @@ pub(super) fn checks() -> Vec<Check> {
                 |mtu| *mtu >= 4096,
                 "only {fact} bytes a packet: 4096 need a netdev MTU of 4188 or more",
             ),
-        },
-        Check {
-            id: "L13",
-            title: "InfiniBand ports are members of a partition",
-            subject: "port",
-            reads: "pkeys of the port",
-            severity: Fail,
-            remedy: "add the port's GUID to a partition as a full member (OpenSM: partitions.conf)",
-            judge: judge(infiniband, l13_partitions),
-        },
-        Check {
-            id: "L14",
-            title: "VFs have a node GUID",
-            subject: "port",
-            reads: "node_guid of the RDMA device",
-            severity: Fail,
-            remedy: "ip link set PF vf N node_guid GUID, then bind the VF's driver again",
-            judge: judge(ports_of_pools, l14_node_guid),
-        },
+        check(
+            "L13",
+            "port",
+            Fail,
+            "InfiniBand ports are members of a partition",
+        )
+        .reads("pkeys of the port")
+        .remedy("add the port's GUID to a partition as a full member (OpenSM: partitions.conf)")
+        .each(infiniband, l13_partitions),
+        check("L14", "port", Fail, "VFs have a node GUID")
+            .reads("node_guid of the RDMA device")
+            .remedy("ip link set PF vf N node_guid GUID, then bind the VF's driver again")
+            .each(ports_of_pools, l14_node_guid),
     ]
 }
 
 /// The ports of a snapshot.
-pub(super) fn ports(snapshot: &HostSnapshot, pools: Option<&Pools>) -> Vec<PortFacts> {
+pub(super) fn ports(snapshot: &HostSnapshot, pools: Option<&ConfiguredPools>) -> Vec<PortFacts> {
     let inventory = &snapshot.inventory;
     let ports = inventory.hcas.iter().flat_map(hca::Hca::ports);
     ports

@@ -5,31 +5,26 @@ use std::collections::BTreeSet;
 use hca::PciAddress;
 
 use super::context::Context;
-use super::engine::{Check, Fact, Findings, Judged, Object, Unread, each, judge, node};
+use super::engine::{Check, Fact, Findings, Judged, Object, Unread, check, each, node};
 use super::read;
 use crate::verdict::Verdict::Fail;
 use crate::verdict::{Finding, NO_NIC};
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "M01",
-            title: "the RDMA core is in the kernel",
-            subject: "node",
-            reads: "/sys/module: ib_core, ib_uverbs, rdma_ucm",
-            severity: Fail,
-            remedy: "modprobe ib_uverbs, and list it in /etc/modules-load.d",
-            judge: judge(node, m01_core),
-        },
-        Check {
-            id: "M02",
-            title: "each NIC has its driver and an RDMA device",
-            subject: "PCI function",
-            reads: "/sys/bus/pci/devices, /sys/module, /sys/class/infiniband",
-            severity: Fail,
-            remedy: "load the NIC's driver and its RDMA half, such as mlx5_core and mlx5_ib",
-            judge: Box::new(|context, _| m02_drivers(context)),
-        },
+        check("M01", "node", Fail, "the RDMA core is in the kernel")
+            .reads("/sys/module: ib_core, ib_uverbs, rdma_ucm")
+            .remedy("modprobe ib_uverbs, and list it in /etc/modules-load.d")
+            .each(node, m01_core),
+        check(
+            "M02",
+            "PCI function",
+            Fail,
+            "each NIC has its driver and an RDMA device",
+        )
+        .reads("/sys/bus/pci/devices, /sys/module, /sys/class/infiniband")
+        .remedy("load the NIC's driver and its RDMA half, such as mlx5_core and mlx5_ib")
+        .all(|context, _| m02_drivers(context)),
     ]
 }
 

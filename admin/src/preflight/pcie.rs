@@ -1,7 +1,6 @@
 //! PCIe links, access control, IOMMU, errors (P).
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use hca::topology::{Class, Gpu, Machine, Nic, PciLocation};
 
 use super::config_space::ConfigSpace;
 use super::context::Context;
-use super::engine::{Check, Fact, Findings, Judged, Object, compare, each, judge, some};
+use super::engine::{Check, Fact, Findings, Judged, Object, check, each, some};
 use super::function::{gpus_and_nics, hardware};
 use super::platform::is_virtual_machine;
 use super::read;
@@ -20,73 +19,61 @@ use crate::verdict::{Finding, words};
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "P01",
-            title: "PCIe links run as fast and wide as they can",
-            subject: "NIC",
-            reads: "current_link_* and max_link_* of the NIC and the port above it, rate of its ports",
-            severity: Fail,
-            remedy: "reseat the card, use a slot with all its lanes, update the firmware",
-            judge: judge(hardware, p01_link),
-        },
-        Check {
-            id: "P03",
-            title: "switches let GPU and NIC talk directly",
-            subject: "switch port",
-            reads: "ACS control in the PCI configuration space",
-            severity: Warn,
-            remedy: "switch ACS off in the firmware, on the kernel's command line (pci=config_acs=..., \
-                disable_acs_redir=...), or by setpci",
-            judge: Box::new(p03_acs),
-        },
-        Check {
-            id: "P05",
-            title: "the IOMMU passes DMA through",
-            subject: "NIC or GPU",
-            reads: "iommu_group/type",
-            severity: Warn,
-            remedy: "iommu=pt (x86) or iommu.passthrough=1 (Arm) on the kernel's command line",
-            judge: Box::new(p05_iommu),
-        },
-        Check {
-            id: "P06",
-            title: "NICs read in large requests, in relaxed order",
-            subject: "NIC",
-            reads: "device control in the PCI configuration space",
-            severity: Warn,
-            remedy: "mlxconfig PCI_WR_ORDERING=1 or the firmware set-up; for the size until the next boot \
-                setpci CAP_EXP+8.w, highest digit 5",
-            judge: compare(
-                hardware,
-                |context, nic| {
-                    let control =
-                        ConfigSpace::read(&context.pci(nic.place.address))?.device_control()?;
-                    Ok(Requests(control))
-                },
-                |requests| {
-                    requests.0.is_none() || (requests.bytes() >= 4096 && requests.are_relaxed())
-                },
-                "{fact}: costs bandwidth on fast NICs, strict order most of all on AMD CPUs",
-            ),
-        },
-        Check {
-            id: "P07",
-            title: "PCIe links report no new errors",
-            subject: "PCI function",
-            reads: "aer_dev_* of NICs and the bridges above them, twice",
-            severity: Warn,
-            remedy: "reseat the card or riser; many correctable errors cost bandwidth as well",
-            judge: Box::new(p07_errors),
-        },
-        Check {
-            id: "P12",
-            title: "a NIC's Data Direct function shares the GPU's IOMMU group",
-            subject: "NIC",
-            reads: "iommu_group of the function and the GPUs on its switch",
-            severity: Warn,
-            remedy: DATA_DIRECT_REMEDY,
-            judge: judge(with_data_direct, p12_data_direct),
-        },
+        check(
+            "P01",
+            "NIC",
+            Fail,
+            "PCIe links run as fast and wide as they can",
+        )
+        .reads("current_link_* and max_link_* of the NIC and the port above it, rate of its ports")
+        .remedy("reseat the card, use a slot with all its lanes, update the firmware")
+        .each(hardware, p01_link),
+        check(
+            "P03",
+            "switch port",
+            Warn,
+            "switches let GPU and NIC talk directly",
+        )
+        .reads("ACS control in the PCI configuration space")
+        .remedy(
+            "switch ACS off in the firmware, on the kernel's command line \
+                 (pci=config_acs=..., disable_acs_redir=...), or by setpci",
+        )
+        .all(p03_acs),
+        check("P05", "NIC or GPU", Warn, "the IOMMU passes DMA through")
+            .reads("iommu_group/type")
+            .remedy("iommu=pt (x86) or iommu.passthrough=1 (Arm) on the kernel's command line")
+            .all(p05_iommu),
+        check(
+            "P06",
+            "NIC",
+            Warn,
+            "NICs read in large requests, in relaxed order",
+        )
+        .reads("device control in the PCI configuration space")
+        .remedy(
+            "mlxconfig PCI_WR_ORDERING=1 or the firmware set-up; for the size until the next \
+                 boot setpci CAP_EXP+8.w, highest digit 5",
+        )
+        .each(hardware, p06_requests),
+        check(
+            "P07",
+            "PCI function",
+            Warn,
+            "PCIe links report no new errors",
+        )
+        .reads("aer_dev_* of NICs and the bridges above them, twice")
+        .remedy("reseat the card or riser; many correctable errors cost bandwidth as well")
+        .all(p07_errors),
+        check(
+            "P12",
+            "NIC",
+            Warn,
+            "a NIC's Data Direct function shares the GPU's IOMMU group",
+        )
+        .reads("iommu_group of the function and the GPUs on its switch")
+        .remedy(DATA_DIRECT_REMEDY)
+        .each(with_data_direct, p12_data_direct),
     ]
 }
 
@@ -197,7 +184,7 @@ fn p03_acs(context: &Context, check: &Check) -> Findings {
             Below::DataDirect => (ACS_REQUEST, DATA_DIRECT_REMEDY),
             Below::ItsGpu => (ACS_COMPLETION, DATA_DIRECT_REMEDY),
         };
-        let Some(control) = ConfigSpace::read(&context.pci(*address))?.acs_control()? else {
+        let Some(control) = ConfigSpace::read(&context.pci(*address))?.acs_control() else {
             return Ok(Finding::pass("no access control"));
         };
         let finding = match control & redirect {
@@ -238,54 +225,39 @@ fn p05_iommu(context: &Context, check: &Check) -> Findings {
     })
 }
 
-/// The device control register; `None` of a function without it.
-struct Requests(Option<u16>);
-
-impl Requests {
-    /// Bits 14 to 12: 128 bytes doubled as many times.
-    fn bytes(&self) -> u32 {
-        128 << (self.0.unwrap_or_default() >> 12 & 7)
-    }
-
-    fn are_relaxed(&self) -> bool {
-        self.0.unwrap_or_default() & RELAXED_ORDERING != 0
-    }
-}
-
-impl fmt::Display for Requests {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let order = if self.are_relaxed() {
-            "relaxed"
-        } else {
-            "strict"
-        };
-        match self.0 {
-            None => f.write_str("not a PCI Express function"),
-            Some(control) => write!(
-                f,
-                "requests of {} bytes, {order} order ({control:#06x})",
-                self.bytes()
+fn p06_requests(context: &Context, check: &Check, nic: &Nic) -> Judged {
+    let space = ConfigSpace::read(&context.pci(nic.place.address))?;
+    let Some(control) = space.device_control() else {
+        return Ok(Finding::pass("not a PCI Express function"));
+    };
+    // Bits 14 to 12: 128 bytes doubled as many times.
+    let bytes = 128 << (control >> 12 & 7);
+    let is_relaxed = control & RELAXED_ORDERING != 0;
+    let order = if is_relaxed { "relaxed" } else { "strict" };
+    let requests = format!("requests of {bytes} bytes, {order} order");
+    let finding = match bytes >= 4096 && is_relaxed {
+        true => Finding::pass(&requests),
+        false => check.fault(
+            nic,
+            &format!(
+                "{requests}: costs bandwidth on fast NICs, strict order most of all on AMD CPUs"
             ),
-        }
-    }
+        ),
+    };
+    Ok(finding.read("device control", format!("{control:#06x}")))
 }
 
 /// How long error counters are watched.
 const WINDOW: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 2 });
 
-/// Counters of errors by function and name.
-type Counters = BTreeMap<(PciAddress, &'static str), u64>;
+/// Counters of a function's errors, by file.
+type Counters = BTreeMap<&'static str, u64>;
 
-fn errors(context: &Context) -> Result<Counters, Finding> {
+fn errors(context: &Context, function: PciAddress) -> Fact<Counters> {
     let mut counters = Counters::new();
-    let nics = hardware(context)?;
-    for address in nics.iter().flat_map(|nic| &nic.place.chain) {
-        for file in ["aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal"] {
-            let text = read::text(context, &context.pci(*address).join(file))?;
-            counters.extend(
-                aer_total(&text.unwrap_or_default()).map(|total| ((*address, file), total)),
-            );
-        }
+    for file in ["aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal"] {
+        let text = read::text(context, &context.pci(function).join(file))?;
+        counters.extend(aer_total(&text.unwrap_or_default()).map(|total| (file, total)));
     }
     Ok(counters)
 }
@@ -297,35 +269,45 @@ fn aer_total(text: &str) -> Option<u64> {
 }
 
 fn p07_errors(context: &Context, check: &Check) -> Findings {
-    let before = errors(context)?;
+    let nics = hardware(context)?;
+    let functions: BTreeSet<PciAddress> = nics
+        .iter()
+        .flat_map(|nic| &nic.place.chain)
+        .copied()
+        .collect();
+    let mut before = Vec::new();
+    for function in functions {
+        let counters = errors(context, function)?;
+        if !counters.is_empty() {
+            before.push((function.to_string(), (function, counters)));
+        }
+    }
     if before.is_empty() {
         return Err(Finding::unknown(
             "the kernel does not report PCIe errors (no AER)",
         ));
     }
     thread::sleep(WINDOW);
-    Ok(grown(check, &before, &errors(context)?))
+    each(&before, |(_, (function, before))| {
+        Ok(grown(check, before, &errors(context, *function)?))
+    })
 }
 
-fn grown(check: &Check, before: &Counters, after: &Counters) -> Vec<Finding> {
-    let mut growth: BTreeMap<PciAddress, (Vec<String>, Vec<String>)> = BTreeMap::new();
-    for ((address, file), now) in after {
-        let (grown, since_boot) = growth.entry(*address).or_default();
-        let was = before.get(&(*address, *file)).unwrap_or(now);
-        grown.extend((now > was).then(|| format!("{file} +{}", now - was)));
-        since_boot.extend((*now > 0).then(|| format!("{file} {now}")));
-    }
+fn grown(check: &Check, before: &Counters, after: &Counters) -> Finding {
     let seconds = WINDOW.as_secs();
-    let finding = |(address, (grown, since_boot)): (PciAddress, (Vec<String>, Vec<String>))| {
-        let finding = match grown.is_empty() {
-            true => Finding::pass(format!("no new error in {seconds} s")),
-            false => check.fault(&(), &format!("{} in {seconds} s", grown.join(", "))),
-        };
-        finding
-            .on(address.to_string())
-            .read("since boot", words(&since_boot, ", "))
+    let growth = after.iter().filter_map(|(file, now)| {
+        let new = now.checked_sub(*before.get(file)?).filter(|new| *new > 0)?;
+        Some(format!("{file} +{new}"))
+    });
+    let growth: Vec<String> = growth.collect();
+    let since_boot = after.iter().filter(|(_, count)| **count > 0);
+    let since_boot = since_boot.map(|(file, count)| format!("{file} {count}"));
+    let since_boot: Vec<String> = since_boot.collect();
+    let finding = match growth.is_empty() {
+        true => Finding::pass(format!("no new error in {seconds} s")),
+        false => check.fault(&(), &format!("{} in {seconds} s", growth.join(", "))),
     };
-    growth.into_iter().map(finding).collect()
+    finding.read("since boot", words(&since_boot, ", "))
 }
 
 fn with_data_direct(context: &Context) -> Result<Vec<&Nic>, Finding> {
@@ -410,12 +392,10 @@ mod tests {
             .into_iter()
             .find(|check| check.id == "P07")
             .unwrap();
-        let counters = |total: u64| -> Counters {
-            [(("0000:3b:00.0".parse().unwrap(), "aer_dev_fatal"), total)].into()
-        };
+        let counters = |total: u64| -> Counters { [("aer_dev_fatal", total)].into() };
         let verdict = |before, after| {
-            let findings = grown(&check, &counters(before), &counters(after));
-            (findings[0].verdict, findings[0].why.clone())
+            let finding = grown(&check, &counters(before), &counters(after));
+            (finding.verdict, finding.why)
         };
         assert_eq!(verdict(7, 7), (Pass, "no new error in 0 s".to_owned()));
         assert_eq!(verdict(7, 9), (Warn, "aer_dev_fatal +2 in 0 s".to_owned()));

@@ -3,79 +3,64 @@
 //! The usual agreement: RoCE packets carry DSCP 26, which is priority 3, the only one with flow
 //! control; congestion notifications carry DSCP 48, priority 6.
 
-use std::fmt;
-
 use super::context::Context;
 use super::dcb::{self, Dcb};
-use super::engine::{Check, Fact, Unread, compare, some};
+use super::engine::{Check, Fact, Unread, check, some};
 use super::link::{PortFacts, netdev_file, roce};
 use super::read;
 use crate::verdict::Finding;
 use crate::verdict::Verdict::Warn;
 
-const PRIORITY: u8 = 3;
 const DSCP: u16 = 26;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "Q01",
-            title: "NICs sort packets by DSCP",
-            subject: "port",
-            reads: "qos/trust of the netdev, or the kernel's DCB application table",
-            severity: Warn,
-            remedy: "mlnx_qos -i {netdev} --trust=dscp, or dcb app add dev {netdev} dscp-prio 26:3",
-            judge: compare(
+        check("Q01", "port", Warn, "NICs sort packets by DSCP")
+            .reads("qos/trust of the netdev, or the kernel's DCB application table")
+            .remedy("mlnx_qos -i {netdev} --trust=dscp, or dcb app add dev {netdev} dscp-prio 26:3")
+            .compare(
                 hardware_roce,
                 trust,
                 |trust| trust == "dscp" || trust == "DSCP 26 is priority 3",
                 "{fact}: RoCE packets share the class of all others",
             ),
-        },
-        Check {
-            id: "Q02",
-            title: "flow control is on priority 3 only",
-            subject: "port",
-            reads: "PFC of the netdev (RTM_GETDCB)",
-            severity: Warn,
-            remedy: "mlnx_qos -i {netdev} --pfc 0,0,0,1,0,0,0,0, or dcb pfc set dev {netdev} prio-pfc \
-                all:off 3:on, and the switch alike",
-            judge: compare(
+        check("Q02", "port", Warn, "flow control is on priority 3 only")
+            .reads("PFC of the netdev (RTM_GETDCB)")
+            .remedy(
+                "mlnx_qos -i {netdev} --pfc 0,0,0,1,0,0,0,0, or dcb pfc set dev {netdev} prio-pfc \
+                 all:off 3:on, and the switch alike",
+            )
+            .compare(
                 hardware_roce,
                 |context, port| priorities(&ask(context, port)?),
-                |priorities| priorities.0 == 1 << PRIORITY,
-                "PFC on {fact}: RoCE packets are dropped under congestion, or ordinary traffic is paused",
+                |priorities| priorities == "priority 3",
+                "PFC on {fact}: RoCE packets are dropped under congestion, or ordinary traffic is \
+                 paused",
             ),
-        },
-        Check {
-            id: "Q03",
-            title: "congestion is notified on priority 3",
-            subject: "port",
-            reads: "ecn/roce_rp/enable/3 and ecn/roce_np/enable/3 of the netdev",
-            severity: Warn,
-            remedy: "echo 1 > /sys/class/net/{netdev}/ecn/roce_{rp,np}/enable/3",
-            judge: compare(
+        check("Q03", "port", Warn, "congestion is notified on priority 3")
+            .reads("ecn/roce_rp/enable/3 and ecn/roce_np/enable/3 of the netdev")
+            .remedy("echo 1 > /sys/class/net/{netdev}/ecn/roce_{rp,np}/enable/3")
+            .compare(
                 hardware_roce,
                 ecn,
                 |ecn| ecn == "roce_rp 1, roce_np 1",
                 "{fact}: marks are not answered, or notifications are not obeyed",
             ),
-        },
-        Check {
-            id: "Q04",
-            title: "RDMA connections use the lossless class",
-            subject: "port",
-            reads: "default_roce_tos of rdma_cm's configfs, or traffic_class of the port",
-            severity: Warn,
-            remedy: "cma_roce_tos -d {device} -t 106, and NCCL_IB_TC=106 for NCCL",
-            judge: compare(
-                hardware_roce,
-                tos,
-                |tos| u16::from(tos >> 2) == DSCP,
-                "type of service {fact} is not DSCP 26: outside of the lossless class, unless the fabric \
-                 has another",
-            ),
-        },
+        check(
+            "Q04",
+            "port",
+            Warn,
+            "RDMA connections use the lossless class",
+        )
+        .reads("default_roce_tos of rdma_cm's configfs, or traffic_class of the port")
+        .remedy("cma_roce_tos -d {device} -t 106, and NCCL_IB_TC=106 for NCCL")
+        .compare(
+            hardware_roce,
+            tos,
+            |tos| u16::from(tos >> 2) == DSCP,
+            "type of service {fact} is not DSCP 26: outside of the lossless class, unless the \
+                 fabric has another",
+        ),
     ]
 }
 
@@ -112,24 +97,18 @@ fn priority_of_roce(dcb: &Dcb) -> String {
     }
 }
 
-/// Priorities, one bit each.
-struct Priorities(u8);
-
-impl fmt::Display for Priorities {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let on = (0..8).filter(|bit| self.0 & 1 << bit != 0);
-        let on: Vec<String> = on.map(|bit: u8| bit.to_string()).collect();
-        match on.len() {
-            0 => f.write_str("no priority"),
-            1 => write!(f, "priority {}", on.join("")),
-            _ => write!(f, "priorities {}", on.join(" ")),
-        }
-    }
-}
-
-fn priorities(dcb: &Dcb) -> Fact<Priorities> {
-    let pfc = dcb.pfc.map(Priorities);
-    pfc.ok_or_else(|| Unread("the driver does not report PFC".into()))
+/// Priorities with flow control, in words.
+fn priorities(dcb: &Dcb) -> Fact<String> {
+    let bits = dcb
+        .pfc
+        .ok_or_else(|| Unread("the driver does not report PFC".into()))?;
+    let on = (0..8).filter(|bit| bits & 1 << bit != 0);
+    let on: Vec<String> = on.map(|bit: u8| bit.to_string()).collect();
+    Ok(match on.as_slice() {
+        [] => "no priority".to_owned(),
+        [only] => format!("priority {only}"),
+        several => format!("priorities {}", several.join(" ")),
+    })
 }
 
 fn ecn(context: &Context, port: &PortFacts) -> Fact<String> {
@@ -181,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_says_of_priorities_is_a_phrase() {
-        let shown = |pfc| priorities(&dcb(Some(pfc), &[])).unwrap().to_string();
+        let shown = |pfc| priorities(&dcb(Some(pfc), &[])).unwrap();
         assert_eq!(
             (shown(0), shown(8)),
             ("no priority".into(), "priority 3".into())

@@ -9,7 +9,7 @@ use hca::{CharDevice, RdmaDevice};
 use kubelet_api::runtime::{Runtime, ask};
 
 use super::context::Context;
-use super::engine::{Check, Fact, Findings, Judged, Unread, container, each, judge, node};
+use super::engine::{Check, Fact, Findings, Judged, Unread, check, container, each, node};
 use super::host_process::{self, HostProcess};
 use super::read;
 use crate::verdict::Verdict::{Fail, Warn};
@@ -21,43 +21,40 @@ const RUNTIMES: [&str; 4] = ["containerd", "crio", "dockerd", "k3s-server"];
 
 pub(super) fn checks() -> Vec<Check> {
     vec![
-        Check {
-            id: "R01",
-            title: "containers can lock memory",
-            subject: "container runtime",
-            reads: "its limits; in the daemon's container those that this one inherited",
-            severity: Warn,
-            remedy: "LimitMEMLOCK=infinity in the runtime's systemd unit, or CAP_IPC_LOCK in the pod",
-            judge: Box::new(r01_locked),
-        },
-        Check {
-            id: "R02",
-            title: "the container can lock memory beyond its limit",
-            subject: "container",
-            reads: "CapEff and locked memory of this process",
-            severity: Warn,
-            remedy: "capabilities: add: [IPC_LOCK] and run as root, or raise the runtime's limit (R01)",
-            judge: judge(container, r02_capability),
-        },
-        Check {
-            id: "R04",
-            title: "device nodes are there, and no others",
-            subject: "device node",
-            reads: "/dev/infiniband, /sys/class/infiniband_verbs, RDMA_DEVICES_* of this container",
-            severity: Fail,
-            remedy: "udevadm trigger --subsystem-match=infiniband_verbs; check /dev's mount",
-            judge: Box::new(r04_nodes),
-        },
-        Check {
-            id: "R06",
-            title: "the container runtime reads CDI files",
-            subject: "node",
-            reads: "Version and Status of the runtime's CRI socket",
-            severity: Warn,
-            remedy: "enable_cdi = true in containerd's CRI plugin, or let the device plugin hand over nodes \
-                instead of CDI names",
-            judge: judge(node, r06_cdi),
-        },
+        check(
+            "R01",
+            "container runtime",
+            Warn,
+            "containers can lock memory",
+        )
+        .reads("its limits; in the daemon's container those that this one inherited")
+        .remedy("LimitMEMLOCK=infinity in the runtime's systemd unit, or CAP_IPC_LOCK in the pod")
+        .all(r01_locked),
+        check(
+            "R02",
+            "container",
+            Warn,
+            "the container can lock memory beyond its limit",
+        )
+        .reads("CapEff and locked memory of this process")
+        .remedy("capabilities: add: [IPC_LOCK] and run as root, or raise the runtime's limit (R01)")
+        .each(container, r02_capability),
+        check(
+            "R04",
+            "device node",
+            Fail,
+            "device nodes are there, and no others",
+        )
+        .reads("/dev/infiniband, /sys/class/infiniband_verbs, RDMA_DEVICES_* of this container")
+        .remedy("udevadm trigger --subsystem-match=infiniband_verbs; check /dev's mount")
+        .all(r04_nodes),
+        check("R06", "node", Warn, "the container runtime reads CDI files")
+            .reads("Version and Status of the runtime's CRI socket")
+            .remedy(
+                "enable_cdi = true in containerd's CRI plugin, or let the device plugin hand over \
+                 nodes instead of CDI names",
+            )
+            .each(node, r06_cdi),
     ]
 }
 

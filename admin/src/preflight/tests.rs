@@ -8,6 +8,7 @@ use hca::pci::Sriov;
 use hca::topology::Nic;
 use hca::{LinkLayer, PortState};
 use hca_trees::{NetdevSpec, On, PciSpec, RdmaSpec, Tree, cloud, machine};
+use pools::host_snapshot::HostSnapshot;
 
 use super::*;
 use crate::verdict::{Finding, Verdict};
@@ -23,7 +24,7 @@ pub(super) fn empty_context(root: &Path) -> Context {
         device_plugin_dir: root.join("var/lib/kubelet/device-plugins"),
         policy: root.join("policy.json"),
         in_pod: false,
-        expected: Vec::new(),
+        expected: None,
     };
     Context::new(settings, snapshot, false, None)
 }
@@ -90,8 +91,8 @@ fn each_is_judged(facts: &[Fact]) {
     for (id, change, verdict, words) in facts {
         let mut context = node.context(node.settings(), None);
         change(&mut context);
-        let selection = Selection::new(&[(*id).to_owned()], &[]).unwrap();
-        let outcomes = run(&context, &selection);
+        let only = [(*id).to_owned()];
+        let outcomes = run(&context, &only, &[]);
         expect(id, &outcomes[0].findings, (*verdict, words));
     }
 }
@@ -273,7 +274,7 @@ fn ports_of_other_pools_may_have_another_mtu() {
             port.pools = vec![member(resource, false)];
             port.netdev.as_mut().unwrap().mtu = if is_storage { 1500 } else { 9000 };
         }
-        let outcomes = run(&context, &Selection::new(&["L06".to_owned()], &[]).unwrap());
+        let outcomes = run(&context, &["L06".to_owned()], &[]);
         let findings = outcomes[0].findings.iter();
         findings.filter(|finding| finding.verdict == Warn).count()
     };
@@ -440,7 +441,7 @@ fn a_coherent_gpu_needs_no_pass_through() {
     for gpu in &mut context.snapshot.machine.gpus {
         gpu.c2c = true;
     }
-    let outcomes = run(&context, &Selection::new(&["P05".to_owned()], &[]).unwrap());
+    let outcomes = run(&context, &["P05".to_owned()], &[]);
     expect("P05", &outcomes[0].findings, (Pass, ""));
 }
 
@@ -647,9 +648,9 @@ fn what_is_wrong_with_kubernetes_is_found() {
 fn pools_without_cdi_ask_nothing_of_the_runtime() {
     let node = Node::fit();
     let with = |cdi| {
-        let pools = Pools {
+        let pools = ConfiguredPools {
             cdi,
-            ..Pools::default()
+            ..ConfiguredPools::default()
         };
         node.findings("R06", node.settings(), Some(pools))
     };
@@ -736,18 +737,6 @@ fn a_process_of_a_pod_is_not_the_kubelet() {
             "no kubelet",
         ),
         (
-            "K03",
-            |n| n.link("/proc/900/exe", "/tmp/kubelet"),
-            Unknown,
-            "no kubelet",
-        ),
-        (
-            "K03",
-            |n| n.link("/proc/900/exe", "/usr/bin/kubelet (deleted)"),
-            Pass,
-            "",
-        ),
-        (
             "R01",
             |n| n.link("/proc/700/ns/pid", "pid:[4026532999]"),
             Unknown,
@@ -808,9 +797,9 @@ fn a_configuration_says_which_nics_have_to_be_in_order() {
         let of_device = devices
             .iter()
             .map(|device| ((*device).to_owned(), vec![member("rdma/rails", true)]));
-        let pools = Pools {
+        let pools = ConfiguredPools {
             of_device: of_device.collect(),
-            ..Pools::default()
+            ..ConfiguredPools::default()
         };
         node.verdicts_with(node.settings(), Some(pools))
     };
@@ -833,12 +822,18 @@ fn pools_are_judged_by_their_hcas() {
         let hca = |n: usize| PoolHca::new(&format!("mlx5_{n}"), fault(n));
         (0..number).map(hca).collect::<Vec<_>>()
     };
-    let pools = |pools: &[(&str, usize, usize)]| Pools {
-        hcas: (pools.iter().copied())
-            .map(|(resource, number, faulty)| (resource.to_owned(), hcas(number, faulty)))
+    let pools = |pools: &[(&str, usize, usize)]| ConfiguredPools {
+        by_resource: (pools.iter().copied())
+            .map(|(resource, number, faulty)| {
+                let pool = HostPool {
+                    hcas: hcas(number, faulty),
+                    optional: resource == "rdma/vf",
+                    expected: None,
+                };
+                (resource.to_owned(), pool)
+            })
             .collect(),
-        optional: ["rdma/vf".to_owned()].into(),
-        ..Pools::default()
+        ..ConfiguredPools::default()
     };
     let h02 =
         |list: &[(&str, usize, usize)]| node.findings("H02", node.settings(), Some(pools(list)));
@@ -864,60 +859,40 @@ fn pools_are_judged_by_their_hcas() {
         &h02(&[("rdma/vf", 0, 0)]),
         (NotApplicable, "optional"),
     );
-    let h03 = |expected: &str, pools: Option<Pools>| {
-        let expected = vec![expected.parse().unwrap()];
-        node.findings(
-            "H03",
-            Settings {
-                expected,
-                ..node.settings()
-            },
-            pools,
-        )
+    let h03 = |expected, faulty| {
+        let mut pools = pools(&[("rdma/a", 2, faulty)]);
+        if let Some(pool) = pools.by_resource.get_mut("rdma/a") {
+            pool.expected = expected;
+        }
+        node.findings("H03", node.settings(), Some(pools))
     };
-    let two = |faulty| Some(pools(&[("rdma/a", 2, faulty)]));
-    expect("H03", &h03("rdma/a=2", two(0)), (Pass, "2 can be used"));
+    expect("H03", &h03(Some(2), 0), (Pass, "2 can be used"));
     expect(
         "H03",
-        &h03("rdma/a=2", two(1)),
+        &h03(Some(2), 1),
         (Fail, "1 of 2 can be used, 2 are here: mlx5_0: port 1"),
     );
-    expect("H03", &h03("rdma/x=1", two(0)), (Fail, "no pool has"));
-    expect("H03", &h03("rdma/x=0", two(0)), (Pass, ""));
-    expect("H03", &h03("rdma/a=2", None), (Fail, "no pool has"));
-}
-
-#[test]
-fn an_expectation_is_a_number_with_or_without_a_resource() {
-    for wrong in ["", "x", "rdma/a=", "rdma/a=-1", "=2", "="] {
-        let error = wrong.parse::<Expected>().unwrap_err().to_string();
-        assert!(error.contains("rdma/rails=8"), "{error}");
-    }
-    let expected: Expected = "rdma/a=2".parse().unwrap();
-    assert_eq!(
-        (expected.resource.as_deref(), expected.hcas),
-        (Some("rdma/a"), 2)
-    );
+    expect("H03", &h03(None, 1), (NotApplicable, "nothing here"));
 }
 
 #[test]
 fn a_node_that_lost_an_hca_is_not_fit() {
     let node = Node::fit();
-    let expecting = |number: &str| {
+    let expecting = |number: usize| {
         let mut settings = node.settings();
-        settings.expected = vec![number.parse().unwrap()];
+        settings.expected = Some(number);
         let verdicts = node.verdicts_with(settings, None);
         (verdicts["H01"], verdicts["H03"])
     };
     let all = node.context(node.settings(), None).snapshot;
     let all = all.inventory.rdma_devices().count();
-    assert_eq!(expecting(&all.to_string()).1, Pass);
+    assert_eq!(expecting(all).1, Pass);
     node.tree
         .set_port_state("mlx5_7", 1, "1: DOWN", "2: Polling");
-    assert_eq!(expecting(&all.to_string()).1, Fail);
-    assert_eq!(expecting(&(all - 1).to_string()).1, Pass);
+    assert_eq!(expecting(all).1, Fail);
+    assert_eq!(expecting(all - 1).1, Pass);
     node.take("/sys/class/infiniband");
-    assert_eq!(expecting("1"), (Fail, Fail));
+    assert_eq!(expecting(1), (Fail, Fail));
 }
 
 #[test]
@@ -926,7 +901,7 @@ fn functions_of_nvswitches_are_not_counted_as_hcas() {
     cloud::hgx_b200(&node.tree);
     let usable = |number: usize| {
         let mut settings = node.settings();
-        settings.expected = vec![number.to_string().parse().unwrap()];
+        settings.expected = Some(number);
         node.verdicts_with(settings, None)["H03"]
     };
     // Eight NICs and the bond for storage.
@@ -1007,9 +982,13 @@ fn the_pools_of_a_configuration_name_their_devices_and_units() {
              "selectors": {"ifNames": ["gpu0rdma0", "gpu7rdma0"]}},
             {"resourceName": "none", "rdmaHcaMax": 1, "selectors": {"ifNames": ["eth9"]}}]}"#,
     );
-    let host = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
-    let nowhere = Path::new("/nonexistent/policy.json");
-    let pools = pools(&config.unwrap(), &host, nowhere, &tree.host());
+    let scanned = HostSnapshot::scan(&tree.host(), &[], &[], hca::topology::gpu::read).unwrap();
+    let host = OnHost {
+        hcas: scanned.inventory.hcas.clone(),
+        unusable: Vec::new(),
+        scanned,
+    };
+    let pools = pools(&config.unwrap(), &host);
     let devices: Vec<&str> = pools.of_device.keys().map(String::as_str).collect();
     assert_eq!(devices, ["mlx5_0", "mlx5_7"]);
     let expected = Membership {
@@ -1018,6 +997,6 @@ fn the_pools_of_a_configuration_name_their_devices_and_units() {
         units: 1000,
     };
     assert_eq!(pools.of_device["mlx5_7"], [expected]);
-    let hcas = |resource: &str| pools.hcas[resource].len();
+    let hcas = |resource: &str| pools.by_resource[resource].hcas.len();
     assert_eq!((hcas("rdma/rails"), hcas("rdma/none")), (2, 0));
 }

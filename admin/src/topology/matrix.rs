@@ -8,7 +8,8 @@ use hca::port::LinkLayer;
 use hca::topology::{Class, Gpu, Nic, PciLocation};
 use node::table::cell;
 
-use super::view::View;
+use super::view::{View, nearest_nics};
+use crate::findings::some_of;
 use crate::output::{optional, table};
 use crate::pcie_link::{Lanes, PcieLink};
 
@@ -76,7 +77,9 @@ fn matrix(view: &View) -> String {
 
 fn gpus(view: &View) -> String {
     let row = |gpu: &Gpu| {
-        let near = view.names(&view.nearest(&gpu.place)).join(" ");
+        let near = view
+            .names(&nearest_nics(&view.machine, &gpu.place))
+            .join(" ");
         let class = view.machine.nearest(gpu).map_or("-", Class::label);
         let without = if gpu.driver.is_some() {
             ""
@@ -89,7 +92,7 @@ fn gpus(view: &View) -> String {
             gpu.title() + without,
             link(view.link(&gpu.place)),
             format!("{class} {near}"),
-            pods(&view.holders.gpu(gpu)),
+            cell(&some_of(&view.pods_with(gpu.place.address), 1, "")),
         ]
     };
     let rows = view.machine.gpus.iter().map(row);
@@ -112,19 +115,11 @@ fn nics(view: &View) -> String {
             rate(hca),
             link(view.link(&nic.place)),
             optional(nic.rail.as_ref().map(|rail| rail.number)),
-            pods(&view.holders.nic(nic)),
+            cell(&some_of(&view.pods_with(&hca.id), 1, "")),
         ]
     };
     let rows = view.machine.nics.iter().enumerate().map(row);
     table("NIC  RDMA  NETDEV  HCA  LINK  RATE  PCIE  RAIL  POD", rows)
-}
-
-fn pods(pods: &[String]) -> String {
-    match pods {
-        [] => "-".to_owned(),
-        [one] => one.clone(),
-        [one, rest @ ..] => format!("{one} +{}", rest.len()),
-    }
 }
 
 /// As short as people say it.
@@ -160,7 +155,6 @@ fn link(link: PcieLink) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::holders::example::holders;
     use hca::topology::Machine;
     use hca_trees::{Tree, machine};
 
@@ -200,11 +194,10 @@ mod tests {
     #[test]
     fn each_gpu_and_nic_is_listed_with_its_pod() {
         let mut view = view(machine::a4);
-        let held = [
-            ("team/train-0", "GPU-0000-8f-00-0"),
-            ("team/train-0", "0000:91:00.0"),
-        ];
-        view.holders = holders(&view.machine.gpus, &held);
+        for device in ["0000:8f:00.0", "0000:91:00.0"] {
+            view.pods
+                .insert(device.into(), ["team/train-0".into()].into());
+        }
         let lines = lines(&text(&view, false));
         assert!(lines.contains(
             &"GPU0 0000:8f:00.0 NVIDIA GPU Gen5 x16 PIX mlx5_0 mlx5_1 team/train-0".to_owned()
@@ -218,7 +211,8 @@ mod tests {
     fn the_lists_fit_a_terminal_of_80_columns() {
         for lay in [machine::a4, machine::egx, machine::p4d] {
             let mut view = view(lay);
-            view.holders = holders(&[], &[("t/a-0", "0000:91:00.0")]);
+            view.pods
+                .insert("0000:91:00.0".into(), ["t/a-0".into()].into());
             let text = text(&view, false);
             assert!(!text.contains("GPU0  X"), "no matrix: {text}");
             let lists = text.split("\nX    itself").next().unwrap();

@@ -1,15 +1,12 @@
-//! What is shown of a node's topology: the machine, the pods that hold its devices, and
-//! remarks.
+//! What is shown of a node's topology: the machine, the pods that have its devices, and remarks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hca::topology::{Distance, Gpu, Machine, Nic, PciLocation};
 use hca::{Host, PciAddress};
 use serde_json::{Value, json};
 
-use crate::alignment::misaligned;
 use crate::documents::put;
-use crate::holders::Holders;
 use crate::pcie_link::PcieLink;
 
 /// All that the faces show.
@@ -19,8 +16,8 @@ pub(super) struct View {
     pub machine: Machine,
     /// PCIe links of GPUs and NICs.
     pub links: BTreeMap<PciAddress, PcieLink>,
-    /// Which pod has which GPU and NIC; empty if the kubelet was not asked.
-    pub holders: Holders,
+    /// Pods by HCA and by the PCI address of a GPU.
+    pub pods: BTreeMap<String, BTreeSet<String>>,
     /// Further remarks, such as why the kubelet did not answer.
     pub remarks: Vec<String>,
 }
@@ -42,6 +39,12 @@ impl View {
     pub(super) fn link(&self, place: &PciLocation) -> PcieLink {
         let link = self.links.get(&place.address);
         link.copied().unwrap_or_default()
+    }
+
+    /// Pods that have an HCA or a GPU.
+    pub(super) fn pods_with(&self, device: impl ToString) -> Vec<&str> {
+        let pods = self.pods.get(&device.to_string()).into_iter().flatten();
+        pods.map(String::as_str).collect()
     }
 
     /// What a person should know about this node, one sentence each.
@@ -91,7 +94,6 @@ impl View {
                 machine.unplaced.join(", ")
             ));
         }
-        notes.extend(misaligned(machine, &self.holders).into_values());
         notes.extend(self.remarks.iter().cloned());
         notes
     }
@@ -104,8 +106,12 @@ impl View {
         let gpu = |gpu: &Gpu| {
             let mut entry = json!(gpu);
             put(&mut entry, "link", json!(self.link(&gpu.place)));
-            put(&mut entry, "nearestNics", json!(self.nearest(&gpu.place)));
-            put(&mut entry, "pod", json!(self.holders.gpu(gpu)));
+            put(
+                &mut entry,
+                "nearestNics",
+                json!(nearest_nics(machine, &gpu.place)),
+            );
+            put(&mut entry, "pod", json!(self.pods_with(gpu.place.address)));
             entry
         };
         let nic = |nic: &Nic| {
@@ -122,7 +128,7 @@ impl View {
                 "rateMbps": hca.rate_mbps(),
                 "link": self.link(&nic.place),
                 "rail": nic.rail,
-                "pod": self.holders.nic(nic),
+                "pod": self.pods_with(&hca.id),
             })
         };
         json!({
@@ -137,16 +143,6 @@ impl View {
             },
             "notes": self.notes(),
         })
-    }
-
-    /// Positions of the NICs that are nearest to a place.
-    pub(super) fn nearest(&self, place: &PciLocation) -> Vec<usize> {
-        let to = |nic: &Nic| self.machine.distance(place, &nic.place).class;
-        let least = self.machine.nics.iter().map(to).min();
-        let nics = self.machine.nics.iter().enumerate();
-        nics.filter(|(_, nic)| Some(to(nic)) == least)
-            .map(|(index, _)| index)
-            .collect()
     }
 
     /// What people call these NICs.
@@ -164,6 +160,16 @@ impl View {
         };
         rows.iter().map(row).collect()
     }
+}
+
+/// Positions of the NICs that are nearest to a place.
+pub(crate) fn nearest_nics(machine: &Machine, place: &PciLocation) -> Vec<usize> {
+    let to = |nic: &Nic| machine.distance(place, &nic.place).class;
+    let least = machine.nics.iter().map(to).min();
+    let nics = machine.nics.iter().enumerate();
+    nics.filter(|(_, nic)| Some(to(nic)) == least)
+        .map(|(index, _)| index)
+        .collect()
 }
 
 /// True if each function has a root complex of its own, as hypervisors present passed-through devices: the

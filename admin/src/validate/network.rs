@@ -10,7 +10,8 @@ use cni_wire::{Code, Command, Environment, NetworkConfig, Request, env, text};
 use hca::{HcaId, Host};
 use ipam::{leases::LeaseError, plugin::Plugin};
 use node::policy::{FabricAddresses, Policy};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use rdma_netdev::{
     addressing::{self, addressing},
@@ -37,20 +38,23 @@ pub(crate) struct Network {
     config: Result<Value, String>,
 }
 
-/// What was found about one plugin of a network, or about the network.
-#[derive(Debug, Default)]
-pub(crate) struct Findings {
+/// What was found about a network; its document.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct CheckedNetwork {
+    network: String,
+    resource: Option<String>,
     attach: Option<String>,
     ipam: Option<String>,
     ranges: Vec<String>,
+    notes: Vec<String>,
     /// Why it would be refused.
+    #[serde(skip)]
     pub errors: Vec<String>,
-    pub notes: Vec<String>,
 }
 
 /// The host that a network is checked on.
 #[derive(Clone, Copy)]
-pub(crate) struct OnHost<'a> {
+pub(crate) struct NetworkHost<'a> {
     pub cni_path: &'a [PathBuf],
     pub roots: &'a Host,
     /// HCAs with several netdevs, all of them here, that are offered as the network's resource.
@@ -62,9 +66,13 @@ pub(crate) fn check(
     network: &Network,
     policy: &Policy,
     places: &Places,
-    host: Option<OnHost<'_>>,
-) -> Findings {
-    let mut found = Findings::default();
+    host: Option<NetworkHost<'_>>,
+) -> CheckedNetwork {
+    let mut found = CheckedNetwork {
+        network: network.name.clone(),
+        resource: network.resource.clone(),
+        ..CheckedNetwork::default()
+    };
     let ours = match plugins(network) {
         Ok(ours) => ours,
         Err(error) => {
@@ -88,8 +96,8 @@ fn check_plugin(
     plugin: &Value,
     policy: &Policy,
     places: &Places,
-    host: Option<OnHost<'_>>,
-    found: &mut Findings,
+    host: Option<NetworkHost<'_>>,
+    found: &mut CheckedNetwork,
 ) {
     let read = || -> Result<(Request, Config), Error> {
         let request = Request {
@@ -156,13 +164,13 @@ fn check_plugin(
 }
 
 /// Why ADD would not know which netdev of an HCA is meant.
-fn unclear_netdevs(host: OnHost<'_>, port: Option<u32>) -> Vec<String> {
+fn unclear_netdevs(host: NetworkHost<'_>, port: Option<u32>) -> Vec<String> {
     let netdev = |hca: &HcaId| name_of(host.roots, &Target::Hca(hca.clone()), port);
     let unclear = host.hcas.iter().filter_map(|hca| netdev(hca).err());
     unclear.map(|error| error.to_string()).collect()
 }
 
-fn notes(config: &Config, network: &Network, found: &mut Findings) {
+fn notes(config: &Config, network: &Network, found: &mut CheckedNetwork) {
     if config.rdma == RdmaRequirement::Required {
         let note = "rdma required is refused on nodes that are not in exclusive mode";
         found.notes.push(note.to_owned());
@@ -199,7 +207,7 @@ fn check_addresses(
     config: &Config,
     policy: &Policy,
     places: &Places,
-    found: &mut Findings,
+    found: &mut CheckedNetwork,
 ) -> Result<Option<BTreeSet<u32>>, Error> {
     let Some(kind) = request.config.ipam_type()? else {
         return Ok(None);
@@ -242,7 +250,7 @@ fn check_addresses(
     Ok(read.rails())
 }
 
-impl Findings {
+impl CheckedNetwork {
     fn note(&mut self, check: impl FnOnce(&mut Self) -> Result<(), Error>) {
         let failed = check(self).err();
         self.errors.extend(failed.map(|error| error.to_string()));
@@ -296,17 +304,7 @@ fn config_of(object: &Value) -> Result<Value, String> {
         Some(_) => Err(format!("{key} is not text")),
     };
     let name = text("metadata.name")?.ok_or("metadata.name is missing")?;
-    for (key, name) in [
-        ("metadata.name", Some(name)),
-        ("metadata.namespace", text("metadata.namespace")?),
-    ] {
-        if let Some(name) = name.filter(|name| !is_dns_name(name)) {
-            return Err(format!(
-                "{key} {name:?} is not a DNS name: lower-case letters, digits, \"-\" and \".\", each \
-                 part begins and ends with a letter or digit"
-            ));
-        }
-    }
+    text("metadata.namespace")?;
     // Without one, Multus reads a file of the node that has the network's name.
     let Some(config) = text("spec.config")? else {
         return Ok(Value::Null);
@@ -317,18 +315,6 @@ fn config_of(object: &Value) -> Result<Value, String> {
         map.entry("name").or_insert_with(|| name.into());
     }
     Ok(config)
-}
-
-/// Whether Kubernetes accepts a name of an object (a subdomain by RFC 1123).
-fn is_dns_name(name: &str) -> bool {
-    let is_legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let is_part = |part: &str| {
-        !part.is_empty()
-            && part.chars().all(is_legal)
-            && !part.starts_with('-')
-            && !part.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(is_part)
 }
 
 /// The configurations of this plugin in a network, as the runtime passes them.
@@ -357,21 +343,10 @@ fn is_ours(plugin: &Value) -> bool {
     kind.is_some_and(|kind| TYPES.contains(&kind))
 }
 
-impl Findings {
-    pub(crate) fn document(&self, network: &Network) -> Value {
-        json!({
-            "network": network.name,
-            "resource": network.resource,
-            "attach": self.attach,
-            "ipam": self.ipam,
-            "ranges": self.ranges,
-            "notes": self.notes,
-        })
-    }
-
+impl CheckedNetwork {
     /// For a person; without the errors.
-    pub(crate) fn text(&self, network: &Network) -> String {
-        let line = |what: &str| format!("{}: {}\n", network.name, text::printable(what));
+    pub(crate) fn text(&self) -> String {
+        let line = |what: &str| format!("{}: {}\n", self.network, text::printable(what));
         let mut text = String::new();
         if let (Some(attach), true) = (&self.attach, self.errors.is_empty()) {
             let addresses = match &self.ipam {
@@ -390,9 +365,11 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn checked(text: &str) -> (String, Findings) {
+    fn checked(text: &str) -> (String, CheckedNetwork) {
         let place = tempfile::tempdir().unwrap();
         let policy = Policy::default();
         let places = Places {
@@ -405,7 +382,7 @@ mod tests {
         (network.name, found)
     }
 
-    fn one(config: &str) -> Findings {
+    fn one(config: &str) -> CheckedNetwork {
         checked(config).1
     }
 
@@ -416,7 +393,7 @@ mod tests {
             let tree = hca_trees::Tree::new(directory.path());
             lay(&tree);
             let hcas = [hca_trees::ports::CARD.parse().unwrap()];
-            let host = OnHost {
+            let host = NetworkHost {
                 cni_path: &[],
                 roots: &tree.host(),
                 hcas: &hcas,
@@ -477,11 +454,6 @@ mod tests {
                 json!({"name": "a", "namespace": []}),
                 json!({"config": config}),
                 Some("metadata.namespace is not text"),
-            ),
-            (
-                json!({"name": "A_b"}),
-                json!({"config": config}),
-                Some("metadata.name \"A_b\" is not a DNS name"),
             ),
         ] {
             let kind = "NetworkAttachmentDefinition";

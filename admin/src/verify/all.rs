@@ -22,7 +22,7 @@ use super::ends::End;
 use super::steps::Tested;
 use crate::cluster;
 use crate::global::Global;
-use crate::output::{Ended, Exit, block_on, style};
+use crate::output::{Ended, Exit, block_on};
 use crate::verdict::{Finding, Verdict};
 use matrix::{Cell, Matrix};
 
@@ -156,9 +156,7 @@ pub(super) fn run(verify: &Verify, cluster: &cluster::Flags, global: &Global) ->
         Err(error) if results.tests.is_empty() => return Err(error),
         ended => results.end(ended.err()),
     }
-    global.say(serde_json::to_value(&results)?, || {
-        text::text(&results, style())
-    });
+    global.say(serde_json::to_value(&results)?, || text::text(&results));
     if let Some(file) = &verify.all.html {
         let written = node::file::replace(file, page::page(&results));
         written.with_context(|| format!("write {}", file.display()))?;

@@ -51,7 +51,7 @@ const MOST_PORTS: usize = 256;
 const NOT_OPEN: &str = "its node is not in /dev/infiniband";
 
 /// A port that may be tested.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Port {
     /// RDMA device.
     pub device: String,
@@ -161,12 +161,9 @@ pub(super) fn read(text: &str, interface: Option<&str>, device: Option<&str>) ->
         let base = Port {
             device: (*name).to_owned(),
             port: number,
-            netdev: None,
-            mtu: None,
-            gid_index: None,
-            address: None,
             rate: rate.parse().ok(),
             soft: soft.contains(name),
+            ..Port::default()
         };
         let found = if *layer == "InfiniBand" {
             let is_own = |rest: &&[&str]| matches!(rest, [of, at, _] if of == name && *at == base.port.to_string());
@@ -239,8 +236,7 @@ fn gid(words: &[&str], own: &BTreeSet<IpAddr>) -> Option<Port> {
         mtu: mtu.parse().ok().filter(|mtu| *mtu > 0),
         gid_index: Some(index.parse().ok()?),
         address: Some(address),
-        rate: None,
-        soft: false,
+        ..Port::default()
     })
 }
 

@@ -56,22 +56,14 @@ impl fmt::Display for PodRef {
 
 /// What a tool left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct ToolEnd {
     /// It ended with 0.
     pub fine: bool,
     /// Both its streams, the error stream last.
     pub text: String,
 }
 
-impl Ended {
-    /// The last line that says something: a client such as kubectl ends with what matters.
-    pub(super) fn last(&self) -> &str {
-        let mut lines = self.text.lines().map(str::trim);
-        lines
-            .rfind(|line| !line.is_empty())
-            .unwrap_or("it said nothing")
-    }
-
+impl ToolEnd {
     /// The last lines, for a person.
     pub(super) fn tail(&self) -> String {
         const LINES: usize = 4;
@@ -82,7 +74,10 @@ impl Ended {
             .filter(|line| !line.is_empty());
         let lines: Vec<&str> = lines.collect();
         let last = lines.iter().skip(lines.len().saturating_sub(LINES));
-        last.copied().collect::<Vec<_>>().join(" | ")
+        match lines.is_empty() {
+            true => "it said nothing".to_owned(),
+            false => last.copied().collect::<Vec<_>>().join(" | "),
+        }
     }
 }
 
@@ -127,7 +122,7 @@ impl PodRef {
         kubectl: &[String],
         argv: &[&str],
         most: Duration,
-    ) -> Result<Ended, String> {
+    ) -> Result<ToolEnd, String> {
         let seconds = most.as_secs().max(1).to_string();
         let mut there = vec!["timeout", &seconds];
         there.extend(argv);
@@ -142,7 +137,7 @@ impl PodRef {
         if output.status.code() == Some(124) {
             text.push_str(&format!("\nit did not end in {seconds} s"));
         }
-        Ok(Ended {
+        Ok(ToolEnd {
             fine: output.status.success(),
             text: plain(&text),
         })

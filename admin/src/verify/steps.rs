@@ -4,7 +4,6 @@
 //! message that misleads. Only `rping` carries nothing: `ib_write_bw` connects without `rdma_cm`.
 //! Nothing is left running: each tool is run by `timeout` where it runs.
 
-use std::future::Future;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use crate::verdict::{Finding, Outcome, Verdict};
 use super::Verify;
 use super::ends::{self, End, Port};
 use super::judge::{self, Memory};
-use super::pod::{Ended, PodRef};
+use super::pod::{PodRef, ToolEnd};
 use super::{causes, perftest, ping};
 
 /// A step: its id, and what should be so.
@@ -93,29 +92,11 @@ struct PairTest<'a> {
     tested: Tested,
 }
 
-/// Between two lines that say that a tool still runs.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Does some work, and says what it is, and how long it has taken, until it is done.
-async fn reported<T>(progress: &dyn Fn(&str), what: &str, work: impl Future<Output = T>) -> T {
-    progress(what);
-    let started = Instant::now();
-    tokio::pin!(work);
-    loop {
-        tokio::select! {
-            done = &mut work => return done,
-            () = tokio::time::sleep(PROGRESS_INTERVAL) => {
-                progress(&format!("{what}, for {} s", started.elapsed().as_secs()));
-            }
-        }
-    }
-}
-
 /// How long an end may take to say what it has, at most: it starts no tool.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Tests a pair; `kubectl` is the program and its first flags. No tool runs after `until`, also not at the
-/// ends. `progress` is called with what is done now, when it starts and every ten seconds.
+/// ends. `progress` is called with what is done now.
 pub(super) async fn test_pair(
     flags: &Verify,
     kubectl: &[String],
@@ -132,9 +113,8 @@ pub(super) async fn test_pair(
         tested: Tested::default(),
     };
     let [at_server, at_client] = ends;
-    let both = async { tokio::join!(test.probe(at_server), test.probe(at_client)) };
-    let what = format!("{}: {at_server} and {at_client}", ENDS.0);
-    let (server, client) = reported(progress, &what, both).await;
+    progress(&format!("{}: {at_server} and {at_client}", ENDS.0));
+    let (server, client) = tokio::join!(test.probe(at_server), test.probe(at_client));
     let mut findings = vec![end(at_server, &server), end(at_client, &client)];
     let (server, client) = (server.unwrap_or_default(), client.unwrap_or_default());
     let pairs = ends::pairs(&server, &client);
@@ -151,36 +131,25 @@ pub(super) async fn test_pair(
     };
     test.tested.pairs = pairs.iter().map(names).collect();
     test.tested.ends = [&server, &client].map(End::clone);
-    let mut standing: Vec<(&Port, &Port)> = pairs;
-    let mut broken: Vec<String> = Vec::new();
+    // Which of the pairs failed a step.
+    let mut broken = vec![false; pairs.len()];
     for step in CHOICE.into_iter().filter(|step| flags.wants(step.0)) {
-        let not_tried = |object: &String| Finding::not_applicable(NOT_TRIED).on(object);
-        let mut findings: Vec<Finding> = broken.iter().map(not_tried).collect();
-        let mut still = Vec::new();
-        for (ours, theirs) in standing {
+        let mut findings = Vec::new();
+        for ((ours, theirs), broken) in pairs.iter().zip(&mut broken) {
             let object = object(ours, theirs);
-            let work = async {
-                match (step, flags.gpu) {
-                    _ if test.left() == Some(Duration::ZERO) => Finding::unknown(TIME_OVER),
-                    (PING, _) => test.ping(ours, theirs).await,
-                    (RPING, _) => test.rping(&server, &client, ours).await,
-                    (WRITE_BW, _) => test.write_bw(&server, ours, theirs, None).await,
-                    (_, None) => Finding::not_applicable("no GPU was named (--gpu)"),
-                    (_, gpu) => test.write_bw(&server, ours, theirs, gpu).await,
-                }
+            progress(&format!("{}: {object}", step.0));
+            let finding = match (step, flags.gpu) {
+                _ if *broken => Finding::not_applicable(NOT_TRIED),
+                _ if test.left() == Some(Duration::ZERO) => Finding::unknown(TIME_OVER),
+                (PING, _) => test.ping(ours, theirs).await,
+                (RPING, _) => test.rping(&server, &client, ours).await,
+                (WRITE_BW, _) => test.write_bw(&server, ours, theirs, None).await,
+                (_, None) => Finding::not_applicable("no GPU was named (--gpu)"),
+                (_, gpu) => test.write_bw(&server, ours, theirs, gpu).await,
             };
-            let finding = match step == GPU && flags.gpu.is_none() {
-                true => work.await,
-                false => reported(progress, &format!("{}: {object}", step.0), work).await,
-            };
-            if finding.verdict == Verdict::Fail && step != RPING {
-                broken.push(object.clone());
-            } else {
-                still.push((ours, theirs));
-            }
+            *broken |= finding.verdict == Verdict::Fail && step != RPING;
             findings.push(finding.on(object));
         }
-        standing = still;
         if findings.is_empty() {
             findings.push(Finding::not_applicable(NO_PAIR));
         }
@@ -242,7 +211,7 @@ impl PairTest<'_> {
         }
         let ended = ended?;
         if !ended.fine {
-            return Err(ended.last().to_owned());
+            return Err(ended.tail());
         }
         let (interface, device) = (
             self.flags.interface.as_deref(),
@@ -398,14 +367,14 @@ impl PairTest<'_> {
     }
 
     /// Runs a command line without quotes.
-    async fn run(&self, place: &PodRef, line: &str) -> Ended {
+    async fn run(&self, place: &PodRef, line: &str) -> ToolEnd {
         let argv: Vec<&str> = line.split(' ').collect();
         let ended = place.run(self.kubectl, &argv, self.timeout()).await;
-        ended.unwrap_or_else(|text| Ended { fine: false, text })
+        ended.unwrap_or_else(|text| ToolEnd { fine: false, text })
     }
 
     /// Runs a server and a client, the client again until the server listens.
-    async fn both(&self, server: &str, client: &str) -> (Ended, Ended) {
+    async fn both(&self, server: &str, client: &str) -> (ToolEnd, ToolEnd) {
         let listening = self.run(self.ends[0], server);
         let calling = async {
             let started = Instant::now();
@@ -422,7 +391,7 @@ impl PairTest<'_> {
         tokio::pin!(listening, calling);
         // What the other one may still have to say once the first has ended.
         const OTHER_END_TIMEOUT: Duration = Duration::from_secs(5);
-        let late = |what: &str| Ended {
+        let late = |what: &str| ToolEnd {
             fine: false,
             text: format!("the {what} was still running"),
         };
@@ -440,7 +409,7 @@ impl PairTest<'_> {
 }
 
 /// A tool failed at one of the ends or both.
-fn failed(server: &Ended, client: &Ended, tool: &str) -> Finding {
+fn failed(server: &ToolEnd, client: &ToolEnd, tool: &str) -> Finding {
     let text = format!("{}\n{}", client.text, server.text);
     let (why, remedy) = meaning(&text, tool);
     Finding::fail(why, remedy)

@@ -26,7 +26,10 @@ pub struct Gpus {
 /// # Errors
 /// sysfs cannot be read.
 pub fn read(host: &Host) -> hca::Result<Gpus> {
-    Ok(Gpus::on(host, gpu::read(host)?))
+    Ok(Gpus {
+        all: gpu::read(host)?,
+        drm: drm_names(host),
+    })
 }
 
 /// PCI functions by their names below `/sys/class/drm`.
@@ -299,21 +302,6 @@ impl Device<'_> {
 }
 
 impl Gpus {
-    /// These GPUs of a host.
-    pub fn on(host: &Host, all: Vec<Gpu>) -> Self {
-        let drm = drm_names(host);
-        Self { all, drm }
-    }
-
-    /// The GPU that an ID of a resource means, as far as the ID itself says it.
-    pub fn named(&self, resource: &str, id: &str) -> Option<&Gpu> {
-        let is_gpu = is_of_gpus(resource, &[]);
-        match self.meaning(resource, id, is_gpu, &|_| BTreeSet::new()) {
-            Meaning::Gpu(at) | Meaning::Ordinal(at) => self.all.get(at),
-            Meaning::Unknown(_) | Meaning::Other => None,
-        }
-    }
-
     fn meaning(
         &self,
         resource: &str,

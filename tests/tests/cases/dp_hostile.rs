@@ -420,7 +420,6 @@ fn commands_name_the_read_that_hangs_and_end() -> Result<()> {
         &["discover", "--host-root", host][..],
         &["topology", "--host-root", host, "--kubelet-root-dir", root],
         &["validate", file, "--on-host", "--host-root", host],
-        &status,
     ] {
         let said = run(command)?;
         ensure!(said.contains("mlx5_1/ports/1/state"), "{command:?}: {said}");

@@ -26,7 +26,6 @@ case "$*" in
 "get pods --output=json --selector=app.kubernetes.io/name=rdma-netdev") cat "$here/pods.json" ;;
 "exec plugin-gpu-3 "*) echo "error: container not found" >&2; exit 1 ;;
 "exec plugin-"*" --container rdma-device-plugin -- rdmactl discover --json") cat "$here/discover.json" ;;
-"exec plugin-"*" --container rdma-device-plugin -- rdmactl topology --json") cat "$here/topology.json" ;;
 "get configmap --ignore-not-found --output=json -- fabric-rdma-netdev") cat "$here/configmap.json" ;;
 "get daemonsets --selector=app.kubernetes.io/name=rdma-netdev --output=json") cat "$here/daemonsets.json" ;;
 *) echo "error: unknown command: $*" >&2; exit 1 ;;
@@ -65,20 +64,19 @@ impl Cluster {
         let tree = Tree::new(&root);
         tree.rdma_core(true);
         machine::a4(&tree);
-        for command in ["discover", "topology"] {
-            let output = Command::new(product("rdmactl")?)
-                .args([command, "--json", "--host-root"])
-                .arg(&root)
-                .output()?;
-            let mut document: Value = serde_json::from_slice(&output.stdout)
-                .with_context(|| format!("{command}: {output:?}"))?;
-            // Nodes of a tree are plain files.
-            for hca in document["hcas"].as_array_mut().into_iter().flatten() {
-                hca["nodes"] = json!([]);
-            }
-            document["addresses"] = json!([]);
-            fs::write(at.join(format!("{command}.json")), document.to_string())?;
+        let output = Command::new(product("rdmactl")?)
+            .args(["discover", "--json", "--host-root"])
+            .arg(&root)
+            .output()?;
+        let mut document: Value =
+            serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
+        let facts = &mut document["facts"];
+        // Nodes of a tree are plain files.
+        for hca in facts["hcas"].as_array_mut().into_iter().flatten() {
+            hca["obstacle"] = Value::Null;
         }
+        facts["addresses"] = json!([]);
+        fs::write(at.join("discover.json"), document.to_string())?;
         Ok(Self(directory))
     }
 

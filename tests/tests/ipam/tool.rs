@@ -11,32 +11,20 @@ fn c(name: &str) -> Attachment {
 fn nothing_found_is_exit_status_1() {
     let place = Place::new();
     place.add(&c("a"), &range("10.0.0.0/24")).address();
-    for arguments in [
-        &["--node", "zzz"][..],
-        &["--pod", "zzz"],
-        &["--network-name", "zzz"],
-        &["--pool", "10.9.0.0/24"],
-        &["--node", "zzz", "--json"],
-        &["release", "--pod", "nope", "--yes"],
-    ] {
-        let answer = place.admin(arguments);
-        assert_eq!(answer.status, Some(1), "{arguments:?}: {answer:?}");
-        assert!(!answer.stderr.is_empty(), "{arguments:?}");
-    }
-    assert!(place.admin(&["--node", "n1"]).ok());
+    let answer = place.admin(&["release", "--pod", "nope", "--yes"]);
+    assert_eq!(answer.status, Some(1), "{answer:?}");
+    assert!(answer.stderr.contains("no such lease"), "{answer:?}");
     assert_eq!(place.held(), ["10.0.0.1"]);
 }
 
 #[test]
-fn flags_stand_before_a_sub_command_and_filters_of_the_list_do_not() {
+fn flags_stand_before_a_sub_command_or_after_it() {
     let place = Place::new();
     place.add(&c("a"), &range("10.0.0.0/24")).address();
     let fsck = place.admin(&["--json", "--store", "default", "fsck"]);
     assert!(fsck.ok() && fsck.document["sound"] == 1, "{fsck:?}");
-    let release = place.admin(&["--pod", "default/b", "release", "10.0.0.1", "--yes"]);
-    assert_eq!(release.status, Some(2), "{release:?}");
-    assert!(release.stderr.contains("--pod"), "{release:?}");
-    assert_eq!(place.held(), ["10.0.0.1"]);
+    let fsck = place.admin(&["fsck", "--json", "--store", "default"]);
+    assert!(fsck.ok() && fsck.document["sound"] == 1, "{fsck:?}");
 }
 
 #[test]

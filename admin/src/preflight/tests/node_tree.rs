@@ -7,6 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use hca_trees::{Tree, machine};
+use pools::host_snapshot::HostSnapshot;
 
 use super::super::*;
 use crate::verdict::{Finding, Verdict};
@@ -250,7 +251,7 @@ impl Node {
             device_plugin_dir: root.join("var/lib/kubelet/device-plugins"),
             policy: root.join("etc/rdma-netdev/policy.json"),
             in_pod: false,
-            expected: Vec::new(),
+            expected: None,
         }
     }
 
@@ -259,7 +260,7 @@ impl Node {
         self.verdicts_with(self.settings(), None)
     }
 
-    pub(super) fn context(&self, settings: Settings, pools: Option<Pools>) -> Context {
+    pub(super) fn context(&self, settings: Settings, pools: Option<ConfiguredPools>) -> Context {
         let host = self.tree.host();
         let mut snapshot = HostSnapshot::scan(&host, &[], &[], hca::topology::gpu::read).unwrap();
         snapshot.uplinks = self.tree.uplinks();
@@ -275,9 +276,9 @@ impl Node {
     pub(super) fn verdicts_with(
         &self,
         settings: Settings,
-        pools: Option<Pools>,
+        pools: Option<ConfiguredPools>,
     ) -> BTreeMap<&'static str, Verdict> {
-        let outcomes = run(&self.context(settings, pools), &Selection::default());
+        let outcomes = run(&self.context(settings, pools), &[], &[]);
         outcomes
             .into_iter()
             .map(|outcome| (outcome.id, outcome.verdict))
@@ -289,10 +290,9 @@ impl Node {
         &self,
         id: &str,
         settings: Settings,
-        pools: Option<Pools>,
+        pools: Option<ConfiguredPools>,
     ) -> Vec<Finding> {
-        let selection = Selection::new(&[id.to_owned()], &[]).unwrap();
-        let mut outcomes = run(&self.context(settings, pools), &selection);
+        let mut outcomes = run(&self.context(settings, pools), &[id.to_owned()], &[]);
         outcomes.remove(0).findings
     }
 

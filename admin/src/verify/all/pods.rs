@@ -22,7 +22,7 @@ const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The pods of one run.
 #[derive(Debug)]
-pub(super) struct Pods {
+pub(super) struct RunPods {
     /// With the pods' namespace.
     pub kubectl: Kubectl,
     /// The label of the run.
@@ -41,7 +41,7 @@ pub(super) async fn context(kubectl: &Kubectl) -> String {
     printable(&String::from_utf8_lossy(&name))
 }
 
-impl Pods {
+impl RunPods {
     /// Waits until the pods of earlier runs have left their NICs.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
-use super::pods::{self, Pods};
+use super::pods::{self, RunPods};
 use super::test_plan::{self, Pair, TestedNetwork};
 use super::{Results, Test, TestedNode};
 use crate::cluster::{Flags, ask};
@@ -43,7 +43,7 @@ pub(super) async fn test(
         cluster.kubectl.context = Some(results.context.clone());
     }
     let run = format!("{:x}", now.as_millisecond());
-    let pods = Pods {
+    let pods = RunPods {
         kubectl: cluster.kubectl.in_namespace(&verify.all.pod_namespace),
         selector: format!("{}={run}", test_plan::RUN),
     };
@@ -76,7 +76,7 @@ async fn work(
     verify: &Verify,
     cluster: &Flags,
     run: &str,
-    pods: &Pods,
+    pods: &RunPods,
     results: &mut Results,
 ) -> anyhow::Result<()> {
     show("reading nodes and networks");

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::bail;
 use serde_json::{Map, Value, json};
 
-use crate::documents::{name_of, text_at};
+use crate::documents::{name_of, plugins, text_at};
 use crate::verify::Verify;
 
 /// On all pods of this command.
@@ -36,9 +36,7 @@ impl TestedNetwork {
     /// A network that attaches NICs of a resource; `None` for others.
     pub(super) fn of(definition: &Value) -> Option<Self> {
         let text = |pointer: &str| text_at(definition, pointer);
-        let config: Value = serde_json::from_str(text("/spec/config")).ok()?;
-        let plugins = config.get("plugins").and_then(Value::as_array);
-        let plugins = plugins.map_or(std::slice::from_ref(&config), Vec::as_slice);
+        let plugins = plugins(definition);
         let plugin = plugins.iter().find(|one| one["type"] == "rdma-netdev")?;
         let takes_devices = plugin["devices"] == "all";
         let is_shared = ["macvlan", "ipvlan", "ipoib"]

@@ -1,7 +1,7 @@
 //! The result for a terminal.
 
 use super::Results;
-use crate::findings::{self, Style};
+use crate::findings;
 use crate::verdict::{Outcome, Verdict};
 use crate::verify::steps::{CHOICE, ENDS, Step};
 
@@ -9,7 +9,7 @@ use crate::verify::steps::{CHOICE, ENDS, Step};
 pub(super) const PODS: Step = ("pods", "each node is tested");
 
 /// The matrix, the faults with their remedies, and counts.
-pub(super) fn text(results: &Results, style: Style) -> String {
+pub(super) fn text(results: &Results) -> String {
     let rails = results.matrix.rails.iter().map(String::as_str);
     let header: Vec<&str> = std::iter::once("NODE").chain(rails).collect();
     let rows = results.matrix.rows().map(|(node, cells)| {
@@ -18,7 +18,7 @@ pub(super) fn text(results: &Results, style: Style) -> String {
         row.map(node::table::cell).collect()
     });
     let table = node::table::table(&header, &rows.collect::<Vec<_>>());
-    let faults = findings::list(&faults(results), true, style);
+    let faults = findings::list(&faults(results), true);
     let blank = if faults.is_empty() { "" } else { "\n" };
     format!("{table}{blank}{faults}\n{}\n", summary(results))
 }
