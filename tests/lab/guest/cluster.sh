@@ -42,8 +42,7 @@ api_server() {
 	[ ! -s "$lab_answer" ]
 }
 
-# join_cluster ADDRESS: this machine, with ADDRESS as its own, is a ready node when it returns. $kubelet_more has
-# further lines for the kubelet's configuration.
+# join_cluster ADDRESS: this machine, with ADDRESS as its own, is a ready node when it returns.
 join_cluster() {
 	local node
 	node=$(uname -n)
@@ -70,7 +69,6 @@ join_cluster() {
 		imageGCHighThresholdPercent: 100
 		evictionHard: {memory.available: "0%", nodefs.available: "0%", imagefs.available: "0%", nodefs.inodesFree: "0%"}
 	CONFIG
-	printf '%s\n' "${kubelet_more:-}" >>/run/cluster/kubelet.yaml
 	install_multus
 	start_node "$1"
 	wait_for 200 kubectl get "node/$node"

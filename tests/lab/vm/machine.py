@@ -52,12 +52,6 @@ def plain_slots(scenario: Scenario, guest: int) -> list[str]:
     return arguments
 
 
-def processors(scenario: Scenario) -> int:
-    """Of each guest: as many on each NUMA node."""
-    nodes = scenario.topology[0] if scenario.topology else 1
-    return max(scenario.cpus // nodes, 1) * nodes
-
-
 def topology(scenario: Scenario, guest: int) -> list[str]:
     """NUMA nodes with PCIe switches, each switch with NICs and a display device beside them.
 
@@ -65,12 +59,11 @@ def topology(scenario: Scenario, guest: int) -> list[str]:
     """
     nodes, switches, nics = scenario.topology
     arguments: list[str] = []
-    cpus = processors(scenario) // nodes
     slot = number = 0
     for node in range(nodes):
         arguments += [
             "-object", f"memory-backend-ram,id=mem{node},size={scenario.memory // nodes}M",
-            "-numa", f"node,nodeid={node},memdev=mem{node},cpus={node * cpus}-{node * cpus + cpus - 1}",
+            "-numa", f"node,nodeid={node},memdev=mem{node},cpus={node}",
             "-device", f"pxb-pcie,id=node{node},bus_nr={0x20 + 0x60 * node},numa_node={node},bus=pcie.0",
         ]
         for switch in range(switches):
@@ -156,7 +149,7 @@ def command(
         *(control_plane.namespace() if with_control_plane else []),
         *emulator(cache), *architecture.machine, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         *(["-accel", "kvm", "-cpu", "host"] if kvm else ["-accel", "tcg,thread=multi", "-cpu", processor]),
-        "-m", str(scenario.memory), "-smp", str(processors(scenario)),
+        "-m", str(scenario.memory), "-smp", str(max(scenario.cpus, scenario.topology[0] if scenario.topology else 1)),
         *console,
         "-chardev", f"socket,id=control,path={directory}/control-{guest}",
         *(["-device", f"{architecture.line_device},chardev=control"] if architecture.line_device
