@@ -2,8 +2,7 @@
 //! state directory, leases of its own, and `rdma-ipam` called on them.
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,6 +18,7 @@ use tempfile::TempDir;
 use crate::api_server::{ApiServer, Patch};
 use crate::bin_under_test::product;
 use crate::cni::{Answer, answer};
+use crate::daemon::page;
 use crate::host_root;
 
 /// The path of all documents.
@@ -395,19 +395,7 @@ impl AgentNode {
     /// The agent was not started, or does not answer.
     pub fn page(&self, path: &str) -> Result<(u16, String)> {
         let address = self.pages.context("the agent was not started")?;
-        let mut stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(READY_TIMEOUT))?;
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
-        )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, text) = answer
-            .split_once("\r\n\r\n")
-            .context("no end of the head")?;
-        let status = head.split(' ').nth(1).context("no status")?.parse()?;
-        Ok((status, text.to_owned()))
+        page(address, path)
     }
 
     /// The sum of a metric of the agent over its labels.

@@ -262,7 +262,8 @@ impl<'a> Call<'a> {
         }
         request.config.has_each_key_once()?;
         let (policy, name) = (&node.policy.values, &request.config.name);
-        let mut config = Config::read(request, &policy.pkeys)?;
+        let of_network = |e: cni_wire::Error| e.context(format_args!("network {name}"));
+        let mut config = Config::read(request, &policy.pkeys).map_err(of_network)?;
         if !config.notes.is_empty() {
             let notes = config.notes.join("; ");
             node.log.warn(format_args!("network {name}: {notes}"));
@@ -286,7 +287,7 @@ impl<'a> Call<'a> {
             key,
             chain: Chain::of(before, is_ipvlan, &ipam, &policy.allow)?,
             dns: request.config.dns()?,
-            ranges: ipam.rails(node, request)?,
+            ranges: ipam.rails(node, request).map_err(of_network)?,
             mode: facts::mode(node, &config)?,
             config,
             ipam,

@@ -37,7 +37,9 @@ pub(super) fn add(
     let taken = supply.lease(&order, leases, of_host).map_err(|fault| {
         let refused = match fault {
             Fault::Leases(refused) => refused,
-            Fault::Supplier(error) => return error,
+            Fault::Supplier(error) => {
+                return error.context(format_args!("lease the addresses of {holder}"));
+            }
         };
         let range = refused.request.and_then(|number| config.ranges.get(number));
         let attempt = match range {

@@ -75,12 +75,89 @@ check "the API server takes the pods" kubectl apply -f /tmp/pods.yaml
 check "those with one and four GPUs become ready" kubectl wait --for=condition=Ready --timeout=400s pod/late-1 pod/late-4
 has late-1 1
 has late-4 4
-show in_daemon pods -o wide
+check "pods in the container, with stages" in_daemon pods -o wide
+show cat <<<"$checked"
+metrics() { (exec 3<>/dev/tcp/127.0.0.1/9834 && printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3 && cat <&3); }
+for pod in late-1 late-4; do
+	contains "$pod: the columns GPUS, AGE and STAGE" \
+		"^default/$pod +worker +rdma/nic +[^ ]+ +GPU[0-9] PIX +rdma[0-7] +move +[0-9./]+ +[0-9]+[sm] +slot_[0-9a-f]+_[0-9] +attached " "$checked"
+	contains "$pod: the metric of its alignment" \
+		"^rdma_device_plugin_alignment\{resource=\"rdma/nic\",pod_namespace=\"default\",pod_name=\"$pod\"\} 1\.0" "$(metrics)"
+done
 check "they end" kubectl delete pod late-1 late-4 --timeout=200s
 check "then that with eight becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/late-8
 has late-8 8
 equal "its rails are 0 to 7" "0 1 2 3 4 5 6 7" "$(interfaces late-8 | sed -E 's/rdma([0-9]).*/\1/' | sort | paste -sd' ')"
 check "it ends" kubectl delete pod late-8 --timeout=200s
+
+step "what kubectl describe pod shows of five refusals"
+# network NAME KEYS: one of rdma-netdev with these keys.
+network() {
+	kubectl apply -f - <<-NAD
+		apiVersion: k8s.cni.cncf.io/v1
+		kind: NetworkAttachmentDefinition
+		metadata: {name: $1, annotations: {k8s.v1.cni.cncf.io/resourceName: rdma/nic}}
+		spec:
+		  config: '{"cniVersion": "1.0.0", "name": "$1", "type": "rdma-netdev", $2}'
+	NAD
+}
+# pod NAME NETWORKS LIMITS
+pod() {
+	kubectl apply -f - <<-POD
+		apiVersion: v1
+		kind: Pod
+		metadata: {name: $1, annotations: {k8s.v1.cni.cncf.io/networks: "$2"}}
+		spec:
+		  terminationGracePeriodSeconds: 1
+		  containers:
+		  - name: main
+		    image: localhost/mpi:1
+		    imagePullPolicy: IfNotPresent
+		    command: [sleep, infinity]
+		    resources: {limits: $3}
+	POD
+}
+described() { kubectl describe pod "$1" | sed -n '/^Events:/,$p'; }
+# says POD PATTERN…: its events have them all.
+says() {
+	local events pattern
+	events=$(described "$1")
+	for pattern in "${@:2}"; do grep -Eq -- "$pattern" <<<"$events" || return 1; done
+}
+# says_why POD PATTERN…: the object, the reason, the remedy.
+says_why() {
+	if wait_for 300 says "$@"; then
+		pass "$1: its events have object, reason and remedy"
+	else
+		fail "$1: its events have object, reason and remedy" "not all of: ${*:2}" "$(described "$1")"
+	fi
+	show sed -nE 's/.*(error adding container to network)/\1/p' <<<"$(described "$1")"
+}
+network uplink '"attach": "macvlan", "master": "eth0"'
+network misspelt '"attach": "move", "devices": "all", "mut": 9000'
+network foreign '"attach": "move", "device": "eth1"'
+network small '"attach": "move", "devices": "all", "capabilities": {"deviceID": true},
+	"ipam": {"type": "rdma-ipam", "range": "10.99.0.0/24", "range_start": "10.99.0.5", "range_end": "10.99.0.5"}'
+pod denied uplink "{}"
+pod wrong misspelt "{}"
+pod stranger foreign "{}"
+says_why denied 'network "uplink": ' 'on netdev eth0 is denied: ' 'set allow\.uplinks and list the netdevs'
+says_why wrong 'network misspelt: unknown key' 'did you mean .*mtu' 'correct the key, or leave it out'
+says_why stranger 'moving netdev eth1 is denied: pod default/stranger: ' 'the kubelet did not allocate [^ ]+ to it' \
+	'request the resource of an exclusive pool'
+check "a pod takes the only address of a range" pod first small "{rdma/nic: 1}"
+check "it becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/first
+pod second small "{rdma/nic: 1}"
+says_why second 'pod default/second \(net1' '10\.99\.0\.0/24 is exhausted' 'enlarge the range'
+kubectl delete pod second --timeout=200s
+# One HCA is left, and eight GPUs ask for it: seven of them have a nearer one, which another pod has.
+check "a pod takes all other HCAs but one" pod taker "" "{rdma/nic: 6}"
+check "it becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/taker
+pod late rdma-near "{rdma/nic: 1, amd.com/gpu: 8}"
+says_why late 'of pod default/late ' 'the nearest free NIC for GPU [0-9] is .* pod default/taker .* has it' \
+	'strict: false for this pool' 'delete it, and a new one may go elsewhere'
+check "they all end" kubectl delete pod denied wrong stranger first taker late --timeout=300s
+kubectl delete network-attachment-definitions uplink misspelt foreign small
 
 step "pods that follow each other on the same HCAs, without a network"
 ctr --namespace k8s.io events >"$LAB_OUT/events.log" &

@@ -94,7 +94,8 @@ kubectl run refused --image=localhost/rdma-tools:1 --restart=Never \
 	--annotations=k8s.v1.cni.cncf.io/networks=uplink -- sleep infinity
 said() { kubectl get events --field-selector involvedObject.name=refused,reason=FailedCreatePodSandBox -o json | jq -re '.items[0].message'; }
 check "the pod's events say so" wait_for 200 said
-contains "with the reason and the object" 'eth0' "$(said)"
+contains "with the object, the reason and the remedy" \
+	'container to network "uplink": .* on netdev eth0 is denied: .*; name another netdev; if pods may have eth0, set allow\.uplinks' "$(said)"
 show said
 kubectl delete pod refused --now --wait=false
 

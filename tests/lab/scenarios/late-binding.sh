@@ -106,7 +106,12 @@ equal "and their nodes" "$(nodes_wanted $(hcas_of c))" "$(nodes_of c)"
 equal "no NIC is two pods'" 4 "$(for one in a b c; do hcas_of $one; done | tr ' ' '\n' | sort -u | wc -l)"
 refuses "a fourth pod waits" "insufficient rdma/nic" pod_of_nics d 1 0
 equal "four CDI files, one for each slot" 4 "$(cdi_files)"
-show rdmactl pods -o wide
+check "pods: HCAs, GPUs, ages and stages" rdmactl pods -o wide
+show cat <<<"$checked"
+for pod in a b; do
+	contains "pod $pod: the columns HCA, GPUS, INTERFACE, AGE and STAGE" \
+		"^default/$pod +main +rdma/nic +${pci[$(hcas_of $pod)]} +GPU[01] PIX +net1 +move .* [0-9]+[sm] +$(units_of $pod rdma/nic) +attached " "$checked"
+done
 check "all three end" kubelet-standin delete-pod a b c
 has_given_all_back "after three pods"
 

@@ -1,17 +1,22 @@
 //! What the daemon costs and how soon it answers, against its budgets: on hosts made of files,
-//! with the kubelet's stand-in. Nothing else does the same, so there is no peer beside it.
+//! with the kubelet's stand-in; links that go are real netdevs'. Nothing else does the same, so there is no peer beside it.
 //!
 //! Each row is the median of several daemons, but for memory, which is the largest.
 
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use e2e::daemon::{Daemon, Machine, sockets};
-use e2e::kubelet::{Kubelet, Pod};
+use e2e::bin_under_test::product;
+use e2e::daemon::{Daemon, Machine, make_nodes, sockets};
+use e2e::kubelet::{Kubelet, Pod, Settings};
+use e2e::scene::{Scene, index_of};
+use hca::KernelSocket;
+use hca_trees::{Tree, machine};
 use kubelet_api::deviceplugin::device_plugin_client::DevicePluginClient;
 use kubelet_api::deviceplugin::{ContainerPreferredAllocationRequest, PreferredAllocationRequest};
 use nix::sys::signal::Signal;
@@ -41,6 +46,9 @@ const RESTARTS: usize = 10;
 
 /// Daemons that follow each other, as in a rollout.
 const REPLACEMENTS: usize = 5;
+
+/// Ports that lose their link, one after the other.
+const PORTS: usize = 8;
 
 /// What one daemon did.
 #[derive(Debug, Default)]
@@ -200,6 +208,18 @@ fn main() -> Result<ExitCode> {
         "ms",
         Some(50.0),
     );
+    let mut told = Vec::new();
+    for _ in 0..arguments.rounds {
+        told.extend(links_go()?);
+    }
+    let told_row = |what: &str, time: Option<Duration>, budget| {
+        let what =
+            format!("8 HCAs × 1000 units: a port's link event to the kubelet's list, {what}");
+        let time = time.unwrap_or_default().as_secs_f64() * 1000.0;
+        row(&what, time, "ms", budget)
+    };
+    within &= told_row("median", median(&mut told), Some(100.0));
+    within &= told_row("the slowest", told.iter().max().copied(), None);
     for (hcas, slots, start, memory, proof) in [
         (8, 1000, Some(300.0), Some(10.0), Some(1.0)),
         (100, 100, None, None, None),
@@ -307,6 +327,91 @@ fn advice() -> Result<Duration> {
         ensure!(chosen.len() == 20_000, "{} units", chosen.len());
         Ok(took)
     })
+}
+
+/// Each port of a machine with eight loses its link once: how long after the kernel's event the kubelet
+/// has the list without the port's units. The netdevs are real; sysfs is of files, and says that the port
+/// is down before its netdev does, as a driver has it.
+fn links_go() -> Result<Vec<Duration>> {
+    let names: Vec<String> = (0..PORTS).map(|nic| format!("gpu{nic}rdma0")).collect();
+    let netdevs: Vec<&str> = names.iter().map(String::as_str).collect();
+    let lay = |tree: &Tree| {
+        tree.rdma_core(true);
+        machine::a4(tree);
+    };
+    let scene = Scene::laid(lay, &netdevs)?;
+    let (tree, netns) = (scene.tree()?, &scene.host.netns);
+    make_nodes(tree)?;
+    let mut indexes = Vec::new();
+    for name in &names {
+        let index = index_of(netns, name)?;
+        for file in ["ifindex", "iflink"] {
+            tree.file(format!("/sys/class/net/{name}/{file}"), index);
+        }
+        indexes.push(u32::try_from(index)?);
+    }
+    let directory = scene.host.directory();
+    let file = directory.join("pools/config");
+    fs::create_dir(directory.join("pools"))?;
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(scene.host.state())?;
+    // What is not an event is not seen.
+    fs::write(&file, format!("rescanInterval: 0\n{}", config(1000)))?;
+    let settings = Settings::below(&directory.join("kubelet"));
+    let kubelet = Kubelet::start(settings.clone())?;
+    let mut command = netns.command(product("rdma-device-plugin")?);
+    for (flag, path) in [
+        ("--config-file", &file),
+        ("--host-root", &scene.host_root()),
+        ("--device-plugin-dir", &settings.device_plugins),
+        ("--kubelet-root-dir", &settings.root),
+        ("--node-socket", &directory.join("node.sock")),
+        ("--policy", &scene.policy_file()),
+    ] {
+        command.arg(flag).arg(path);
+    }
+    let daemon = Daemon::start(command, directory)?;
+    let listed = |units: usize| {
+        let waited = kubelet.wait_allocatable(RESOURCE, units, WAIT_TIMEOUT);
+        waited.with_context(|| daemon.log())
+    };
+    let all = PORTS * 1000;
+    let mut took = Vec::new();
+    for (nic, (netdev, index)) in names.iter().zip(indexes).enumerate() {
+        listed(all)?;
+        // The daemon listens by now, and is not at work.
+        std::thread::sleep(Duration::from_secs(1));
+        let events = netns.enter(|| Ok(KernelSocket::open(ROUTE, LINK_GROUP)?))?;
+        let device = format!("mlx5_{nic}");
+        let event = std::thread::scope(|scope| {
+            let event = scope.spawn(|| link_event(&events, index));
+            tree.set_port_state(&device, 1, "1: DOWN", "3: Disabled");
+            netns.ip(&format!("link set p-{netdev} down"))?;
+            event.join().ok().context("panicked")?
+        })?;
+        listed(all - 1000)?;
+        took.push(event.elapsed());
+        tree.set_port_state(&device, 1, "4: ACTIVE", "5: LinkUp");
+        netns.ip(&format!("link set p-{netdev} up"))?;
+    }
+    Ok(took)
+}
+
+/// `NETLINK_ROUTE` and `RTMGRP_LINK` (`include/uapi/linux/{netlink,rtnetlink}.h`).
+const ROUTE: isize = 0;
+const LINK_GROUP: u32 = 1;
+
+/// When the kernel's next message about a link came.
+fn link_event(events: &KernelSocket, index: u32) -> Result<Instant> {
+    let mut message = Vec::new();
+    loop {
+        events.receive(&mut message)?;
+        // struct ifinfomsg is behind struct nlmsghdr; its index is behind family, padding and type.
+        if message.get(20..24) == Some(&index.to_ne_bytes()) {
+            return Ok(Instant::now());
+        }
+    }
 }
 
 /// A node without RDMA hardware.

@@ -35,8 +35,10 @@ cases! {
 
 pub(crate) const NIC: &str = "rdma/nic";
 pub(crate) const GPU: &str = "nvidia.com/gpu";
-const LATE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  \
+pub(crate) const LATE: &str = "version: 1\nrescanInterval: 1s\npools:\n- resource: rdma/nic\n  mode: exclusive\n  \
                     binding: late\n  select: {linkTypes: [ether]}\n";
+/// Where the daemon serves its pages, in the host's namespace.
+pub(crate) const METRICS: &str = "127.0.0.1:9834";
 /// GPUs, and as many NICs.
 const COUNT: usize = 8;
 /// PCI addresses of the GPUs, in order; below each two of them is a switch with two NICs.
@@ -257,6 +259,11 @@ impl Node {
         answer.success().map(drop).context("DEL")
     }
 
+    /// The daemon's socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        socket(&self.scene)
+    }
+
     fn cdi(&self) -> PathBuf {
         self.scene.host.directory().join("cdi")
     }
@@ -356,6 +363,13 @@ impl Node {
         self.listens()
     }
 
+    /// Another daemon, with this configuration.
+    pub(crate) fn restart(&mut self, config: &str) -> Result<()> {
+        self.kill_daemon()?;
+        fs::write(config_file(&self.scene), config)?;
+        self.start_daemon()
+    }
+
     pub(crate) fn kill_daemon(&mut self) -> Result<()> {
         self.daemon.signal(Signal::SIGKILL)?;
         self.daemon.ended(Duration::from_secs(5))?;
@@ -380,7 +394,8 @@ fn config_file(scene: &Scene) -> PathBuf {
 fn start(scene: &Scene) -> Result<Daemon> {
     let settings = settings(scene);
     let mut command = scene.host.netns.command(product("rdma-device-plugin")?);
-    let flags: [(&str, &Path); 8] = [
+    let flags: [(&str, &Path); 9] = [
+        ("--metrics-addr", Path::new(METRICS)),
         ("--log-level", Path::new("debug")),
         ("--config-file", &config_file(scene)),
         ("--host-root", &scene.host_root()),
@@ -421,10 +436,7 @@ fn netdevs(hcas: &BTreeSet<String>) -> BTreeSet<String> {
 /// A binding changes the plan, not the host.
 fn scans() -> Result<()> {
     let mut node = Node::new()?;
-    node.kill_daemon()?;
-    let config = LATE.replace("rescanInterval: 1s", "rescanInterval: 0");
-    fs::write(config_file(&node.scene), config)?;
-    node.start_daemon()?;
+    node.restart(&LATE.replace("rescanInterval: 1s", "rescanInterval: 0"))?;
     let node = node;
     let keys = json!({"names": "{host}"});
     let count = || node.daemon.log().matches("scanned the host").count();

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,7 +19,7 @@ use e2e::kubelet::{Kubelet, Pod};
 use node::calls;
 use serde_json::Value;
 
-use e2e::daemon::{Daemon, HCAS, Machine};
+use e2e::daemon::{Daemon, HCAS, Machine, page};
 
 pub(crate) const CASES: &[Case] = &[
     case!(a_changed_config_map_is_in_force_at_once_unless_wrong, Root),
@@ -134,16 +134,7 @@ impl Running {
 
     /// Status and body of a page.
     fn get(&self, path: &str) -> Result<(u16, String)> {
-        let mut stream = TcpStream::connect(self.address)?;
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
-        )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (head, body) = answer.split_once("\r\n\r\n").context("no head")?;
-        let status = head.split(' ').nth(1).context("no status")?;
-        Ok((status.parse()?, body.to_owned()))
+        page(self.address, path)
     }
 
     /// Asks for a page until it says what is wanted.
@@ -467,7 +458,7 @@ fn the_dashboard_and_the_docs_have_the_metrics_that_are_served() -> Result<()> {
         Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("manifests/chart/files/rules.yaml");
     asked.extend(metrics(&fs::read_to_string(rules)?));
     assert!(asked.len() > 10, "{asked:?}");
-    // Served once a pod was bound late; no pool here binds late.
+    // Served once a pod was bound late (chain_shown); no pool here binds late.
     asked.remove("alignment");
     // Served while an HCA is missing.
     asked.remove("hca_missing");

@@ -28,6 +28,7 @@ modules! {
     agent_rdmanode,
     agent_subnets,
     chain_pods,
+    chain_shown,
     cni_admin,
     cni_all_nics,
     cni_child,
