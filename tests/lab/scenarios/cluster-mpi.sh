@@ -80,9 +80,12 @@ if [ "$LAB_GUEST" = 1 ]; then
 	kubectl config view --raw >/run/cluster/mpi-operator
 	kubectl --kubeconfig /run/cluster/mpi-operator config set-credentials me \
 		--token "$(kubectl --namespace mpi-operator create token mpi-operator --duration=24h)"
-	# The operator is a process of this node instead of a pod.
+	# A process of this node instead of a Deployment's pod. Like that, it is started again: it ends when it cannot renew its
+	# lease within five seconds.
 	cp /lab/peers/mpi-operator /usr/local/bin/
-	KUBECONFIG=/run/cluster/mpi-operator component mpi-operator -alsologtostderr --lock-namespace=mpi-operator
+	while true; do
+		KUBECONFIG=/run/cluster/mpi-operator mpi-operator -alsologtostderr --lock-namespace=mpi-operator || nap 1
+	done >>"$LAB_OUT/mpi-operator.log" 2>&1 &
 
 	step "helm install -f values/exclusive.yaml"
 	check "the API server takes the chart" helm install rdma-netdev $manifests/chart --namespace kube-system -f $manifests/chart/values/exclusive.yaml
@@ -132,9 +135,11 @@ if [ "$LAB_GUEST" = 1 ]; then
 		"$(kubectl get pod "$pending" -o json | jq -r '.status.conditions[] | select(.type == "PodScheduled").message')"
 	check "the operator waits with the launcher" gone job netpipe-launcher
 	check "$running becomes ready" kubectl wait --for=condition=Ready --timeout=400s "pod/$running"
-	for net in net1-0 net1-1; do
-		contains "$running: $net has an address of the range" '^192\.168\.114\.[0-9]+$' "$(address_of "$running" $net)"
-	done
+	# The number in an interface's name is the NIC's rail.
+	two='^(net1-[0-3] 192\.168\.114\.[0-9]+ ){2}$'
+	contains "$running: both NICs have an address of the range" "$two" "$(networks_of "$running" | tr '\n' ' ')"
+	equal "$running: its interfaces have what Multus reports" "$(networks_of "$running" | sort)" \
+		"$(in_pod "$running" ip -4 -o addr show | awk '$2 ~ /^net1-/ { sub("/.*", "", $4); print $2, $4 }' | sort)"
 	equal "it has two HCAs" 2 "$(in_pod "$running" ibv_devinfo | grep -c hca_id)"
 	# The launcher finds the workers by these names. The endpoints of a worker come when it is ready.
 	check "it has its name in the DNS" wait_for 100 in_pod "$running" ping -c 1 "$running.netpipe.default.svc"
@@ -145,7 +150,7 @@ if [ "$LAB_GUEST" = 1 ]; then
 	check "both workers run" wait_for 400 workers_are netpipe Running Running
 	equal "one on each node" "node1 node2" "$(workers_of netpipe | jq -r '[.items[].spec.nodeName] | sort | join(" ")')"
 	other=$(networks_of "$pending")
-	contains "$pending: both NICs have an address of the range" '^net1-0 192\.168\.114\.[0-9]+ net1-1 192\.168\.114\.[0-9]+ $' "$(tr '\n' ' ' <<<"$other")"
+	contains "$pending: both NICs have an address of the range" "$two" "$(tr '\n' ' ' <<<"$other")"
 	equal "the four addresses differ" 4 "$(printf '%s\n' "$other" "$(networks_of "$running")" | awk '{ print $2 }' | sort -u | wc -l)"
 	succeeds netpipe
 	contains "NetPIPE's table has the largest size" ' 262144 bytes +3 times --> +[0-9.]+ Mbps in ' "$(<"$LAB_OUT/netpipe.log")"
@@ -162,9 +167,9 @@ for nic in 0 1 2 3; do
 done
 echo "the table's messages: $bytes bytes; packets: ${gained[*]}"
 equal "two HCAs of this node received RDMA" 2 ${#gained[@]}
-# A packet of RoCE holds up to 4096 bytes at an MTU of 9000.
+# A packet of RoCE holds up to 4096 bytes at an MTU of 9000. UCX splits messages of UCX_RNDV_THRESH bytes or more.
 check "they received the table's messages" test $((packets * 4096)) -gt "$bytes"
-for more in "${gained[@]}"; do check "one received $more of $packets packets: a third or more" test $((3 * more)) -ge $packets; done
+for more in "${gained[@]}"; do check "one received $more of $packets packets: a quarter or more" test $((4 * more)) -ge $packets; done
 
 if [ "$LAB_GUEST" = 1 ]; then
 	check "cleanPodPolicy: the operator deletes the workers" wait_for 300 workers_are netpipe
@@ -182,7 +187,9 @@ meet_late returned
 if [ "$LAB_GUEST" = 1 ]; then
 	step "manifests/examples/mpijob-rails, on four rails and without GPUs"
 	mkdir $manifests/ours-rails
-	# The nodes have four NICs of its eight. all_reduce_perf needs GPUs: each rank tells its rails instead, and waits.
+	# The nodes have four NICs instead of eight, and the network's ranges must be as many. all_reduce_perf needs GPUs:
+	# each rank tells its rails instead, and waits.
+	sed -i -E '/"[4-7]": \{ "range"/d; s/("3": \{ "range".*),$/\1/' $manifests/examples/mpijob-rails/kustomization.yaml
 	cat >$manifests/ours-rails/kustomization.yaml <<-'OURS'
 		apiVersion: kustomize.config.k8s.io/v1beta1
 		kind: Kustomization
