@@ -7,8 +7,9 @@
 
 export KUBECONFIG=/lab/cluster/admin
 control_plane=172.20.0.254
-# The address of the service `kubernetes`, which the control plane has itself.
+# The addresses of the services `kubernetes` and `kube-dns`, which the control plane has itself.
 service=10.96.0.1
+dns=10.96.0.10
 
 # kubectl, for what is installed.
 own() { kubectl --namespace kube-system "$@"; }
@@ -69,10 +70,22 @@ join_cluster() {
 		imageGCHighThresholdPercent: 100
 		evictionHard: {memory.available: "0%", nodefs.available: "0%", imagefs.available: "0%", nodefs.inodesFree: "0%"}
 	CONFIG
+	[ ! -e /lab/dns ] || use_dns
 	install_multus
 	start_node "$1"
 	wait_for 200 kubectl get "node/$node"
 	kubectl wait --for=condition=Ready --timeout=200s "node/$node"
+}
+
+# use_dns: pods have the cluster's DNS (`dns=yes`), and reach it and each other on all nodes.
+use_dns() {
+	local node
+	ip route add $dns via $control_plane
+	for node in $(seq "$(</lab/guests)"); do
+		[ "$node" = "$LAB_GUEST" ] || ip route add "10.244.$node.0/24" via "172.20.0.$node"
+	done
+	printf '%s\n' "clusterDNS: [$dns]" 'clusterDomain: cluster.local' >>/run/cluster/kubelet.yaml
+	default_route=', "routes": [{"dst": "0.0.0.0/0"}]'
 }
 
 # start_node ADDRESS: the kubelet, as a machine's service manager starts it.
@@ -97,7 +110,7 @@ install_multus() {
 	cp /lab/cluster/ca.crt $account/
 	cat >/etc/cni/net.d/10-cluster.conflist <<-CONFIG
 		{"cniVersion": "1.0.0", "name": "cluster", "plugins": [
-		  {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.244.${LAB_GUEST:-0}.0/24"}}]}
+		  {"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.244.${LAB_GUEST:-0}.0/24"${default_route:-}}}]}
 	CONFIG
 	cat >/run/cluster/multus.json <<-'CONFIG'
 		{"cniVersion": "1.0.0", "multusConfigFile": "auto", "multusAutoconfigDir": "/etc/cni/net.d",

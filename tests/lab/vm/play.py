@@ -118,6 +118,8 @@ class Play:
             (share / "kubernetes").mkdir()
             for program in OF_NODES:
                 shutil.copy(pathlib.Path(KUBERNETES) / program, share / "kubernetes")
+        if self.scenario.dns:
+            (share / "dns").touch()
         if self.scenario.peers:
             (share / "peers").mkdir()
             for peer in self.scenario.peers:

@@ -46,6 +46,8 @@ class Scenario:
     images: tuple[str, ...] = ()
     # A real cluster: its control plane beside the guests, the programs of its nodes put there.
     kubernetes: bool = False
+    # A DNS server beside the control plane, for the names of headless Services; pods reach each other on all nodes.
+    dns: bool = False
     # Programs and files of the components that are replaced, from the folder of the cluster's programs.
     peers: tuple[str, ...] = ()
     # The programs of a containerd that reads CDI files are put there, beside the guest's own.
@@ -71,7 +73,7 @@ def _value(key: str, text: str):
             return (int(nodes), int(switches), int(nics))
         case "images":
             return tuple({image: image for image in IMAGES}[word] for word in text.split(","))
-        case "kubernetes" | "cdi-containerd":
+        case "kubernetes" | "dns" | "cdi-containerd":
             return {"yes": True, "no": False}[text]
         case "fabric":
             return {"ethernet": text, "infiniband": text}[text]
