@@ -33,6 +33,8 @@ pub(crate) struct Script {
     pub(crate) preferred: Vec<String>,
     /// Error text of Allocate, instead of an answer.
     pub(crate) refuse_allocate: Option<String>,
+    /// Device nodes that Allocate answers beside one for each unit.
+    pub(crate) nodes: Vec<String>,
     pub(crate) allocated: Vec<AllocateRequest>,
     pub(crate) asked_preference: Vec<PreferredAllocationRequest>,
     pub(crate) pre_started: Vec<Vec<String>>,
@@ -234,9 +236,10 @@ impl DevicePlugin for Served {
         let number = script.allocated.len();
         let responses = request.container_requests.iter().map(|container| {
             let ids = container.devices_ids.join(",");
-            let devices = container.devices_ids.iter().map(|id| DeviceSpec {
-                container_path: format!("/dev/{id}"),
-                host_path: format!("/dev/{id}"),
+            let units = container.devices_ids.iter().map(|id| format!("/dev/{id}"));
+            let devices = units.chain(script.nodes.clone()).map(|path| DeviceSpec {
+                container_path: path.clone(),
+                host_path: path,
                 permissions: "rw".to_owned(),
             });
             ContainerAllocateResponse {

@@ -24,6 +24,17 @@ node_address $address
 for class in "$(readlink -f /sys/class/net/eth0/device/../../..)"/*/*/class; do
 	case $(<"$class") in 0x03*) echo 1 >"${class%/class}/remove" ;; esac
 done
+# What NVIDIA's driver has in procfs, of the other display devices.
+mount -t tmpfs -o mode=755 nvidia /proc/driver
+minor=0
+for class in /sys/bus/pci/devices/*/class; do
+	case $(<"$class") in 0x03*) ;; *) continue ;; esac
+	gpu=$(basename "${class%/class}")
+	mkdir -p "/proc/driver/nvidia/gpus/$gpu"
+	printf 'Model: \t\t NVIDIA B200\nGPU UUID: \t GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16%d\nBus Location: \t %s\nDevice Minor: \t %d\n' \
+		$minor "$gpu" $minor >"/proc/driver/nvidia/gpus/$gpu/information"
+	minor=$((minor + 1))
+done
 for nic in 1 2 3 4 5 6 7 8; do
 	make_hca eth$nic mlx5_$nic
 	ip link set eth$nic mtu 9000
@@ -32,8 +43,8 @@ mount --make-rshared /
 start_containerd /lab/containerd
 ctr --namespace k8s.io image import /lab/node.tar
 join_cluster $address
-component gpu-plugin-standin
-check "the node offers eight GPUs" wait_for 200 offers amd.com/gpu 8
+component gpu-plugin-standin --resource nvidia.com/gpu --nvidia /proc/driver/nvidia
+check "the node offers eight GPUs" wait_for 200 offers nvidia.com/gpu 8
 
 ln -s /lab/bin/rdmactl /usr/local/bin/kubectl-rdma
 in_daemon() { own exec ds/rdma-netdev -c rdma-device-plugin -- rdmactl "$@"; }
@@ -70,8 +81,7 @@ has() {
 
 step "kubectl apply -k manifests/examples/late"
 kubectl apply -f $manifests/examples/late/nad.yaml
-sed 's|nvidia\.com/gpu|amd.com/gpu|' $manifests/examples/late/pods.yaml >/tmp/pods.yaml
-check "the API server takes the pods" kubectl apply -f /tmp/pods.yaml
+check "the API server takes the pods" kubectl apply -f $manifests/examples/late/pods.yaml
 check "those with one and four GPUs become ready" kubectl wait --for=condition=Ready --timeout=400s pod/late-1 pod/late-4
 has late-1 1
 has late-4 4
@@ -153,7 +163,7 @@ kubectl delete pod second --timeout=200s
 # One HCA is left, and eight GPUs ask for it: seven of them have a nearer one, which another pod has.
 check "a pod takes all other HCAs but one" pod taker "" "{rdma/nic: 6}"
 check "it becomes ready" kubectl wait --for=condition=Ready --timeout=400s pod/taker
-pod late rdma-near "{rdma/nic: 1, amd.com/gpu: 8}"
+pod late rdma-near "{rdma/nic: 1, nvidia.com/gpu: 8}"
 says_why late 'of pod default/late ' 'the nearest free NIC for GPU [0-9] is .* pod default/taker .* has it' \
 	'strict: false for this pool' 'delete it, and a new one may go elsewhere'
 check "they all end" kubectl delete pod denied wrong stranger first taker late --timeout=300s
@@ -174,7 +184,7 @@ turn() {
 		    image: localhost/mpi:1
 		    imagePullPolicy: IfNotPresent
 		    command: [sleep, infinity]
-		    resources: {limits: {rdma/nic: 8, amd.com/gpu: 8}}
+		    resources: {limits: {rdma/nic: 8, nvidia.com/gpu: 8}}
 	POD
 }
 container_of() { kubectl get pod "$1" -o json | jq -r '.status.containerStatuses[0].containerID | sub(".*//"; "")'; }

@@ -1,5 +1,5 @@
 //! A GPU vendor's device plugin without GPUs: offers a machine's display devices by their PCI
-//! addresses, as AMD's plugin names its GPUs. A container gets nothing of them.
+//! addresses, as AMD's plugin names its GPUs, or by UUIDs, as NVIDIA's. A container gets nothing of them.
 
 #![forbid(unsafe_code)]
 
@@ -41,6 +41,10 @@ struct Cli {
     /// Where sysfs is.
     #[arg(long, default_value = "/sys")]
     sys: PathBuf,
+    /// Where NVIDIA's driver has its files, such as /proc/driver/nvidia: units are then named by UUID, as
+    /// NVIDIA's plugin names them.
+    #[arg(long)]
+    nvidia: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -49,7 +53,7 @@ struct Gpus(Vec<Device>);
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let cli = Cli::parse();
-    let gpus = gpus(&cli.sys)?;
+    let gpus = gpus(&cli.sys, cli.nvidia.as_deref())?;
     ensure!(!gpus.is_empty(), "this machine has no display device");
     let socket = cli.device_plugin_dir.join(ENDPOINT);
     // Left by one that was killed.
@@ -84,7 +88,7 @@ async fn register(kubelet: &Path, resource_name: String) -> Result<()> {
 }
 
 /// Display devices with their NUMA nodes, in the order of their addresses.
-fn gpus(sys: &Path) -> Result<Vec<Device>> {
+fn gpus(sys: &Path, nvidia: Option<&Path>) -> Result<Vec<Device>> {
     let directory = sys.join("bus/pci/devices");
     let entries =
         fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))?;
@@ -98,8 +102,12 @@ fn gpus(sys: &Path) -> Result<Vec<Device>> {
         // -1 where the firmware says nothing.
         let node = text("numa_node").trim().parse().ok();
         let node = node.filter(|node: &i64| *node >= 0);
+        let address = entry.file_name().to_string_lossy().into_owned();
         gpus.push(Device {
-            id: entry.file_name().to_string_lossy().into_owned(),
+            id: match nvidia {
+                Some(driver) => uuid(&driver.join("gpus").join(&address))?,
+                None => address,
+            },
             health: HEALTHY.to_owned(),
             topology: node.map(|id| TopologyInfo {
                 nodes: vec![NumaNode { id }],
@@ -108,6 +116,14 @@ fn gpus(sys: &Path) -> Result<Vec<Device>> {
     }
     gpus.sort_by(|one, other| one.id.cmp(&other.id));
     Ok(gpus)
+}
+
+/// The UUID of the GPU whose files are in this directory.
+fn uuid(directory: &Path) -> Result<String> {
+    let file = directory.join("information");
+    let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("GPU UUID:"));
+    Ok(line.context("no GPU UUID")?.trim().to_owned())
 }
 
 #[tonic::async_trait]

@@ -19,7 +19,7 @@ use e2e::harness::Case;
 use e2e::kubelet::{Kubelet, Pod};
 use e2e::locked::locked;
 use e2e::unanswered::Unanswered;
-use hca_trees::machine;
+use hca_trees::{Tree, machine};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -39,6 +39,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case!(slots_that_are_not_the_pods_are_not_bound, Root),
     case!(a_gpu_that_is_not_known_is_refused_unless_not_strict, Root),
+    case!(a_gpu_is_known_by_each_name_of_nvidias_plugin, Root),
     case!(
         a_daemon_killed_between_bind_and_commit_changes_nothing,
         Root
@@ -95,7 +96,15 @@ impl Node {
     }
 
     fn with_flags(config: &str, flags: &[&str]) -> Result<Self> {
-        let machine = Machine::laid(machine::a4)?;
+        Self::with(config, flags, |_| ())
+    }
+
+    /// With what `lay` changes on the machine.
+    fn with(config: &str, flags: &[&str], lay: impl FnOnce(&Tree)) -> Result<Self> {
+        let machine = Machine::laid(|tree| {
+            machine::a4(tree);
+            lay(tree);
+        })?;
         let kubelet = machine.kubelet()?;
         let daemon = start_with(&machine, config, flags)?;
         let script = Script {
@@ -151,15 +160,8 @@ impl Node {
         if slots > 0 {
             limits.push((NIC, slots));
         }
-        let pod = Pod::with_limits(name, &limits)?;
-        let known = node_wire::Pod {
-            namespace: "default".into(),
-            name: name.into(),
-            uid: Some(pod.metadata.uid.clone()),
-        };
-        self.kubelet.admit(pod)?;
+        let admitted = self.admitted(Pod::with_limits(name, &limits)?)?;
         let assigned = self.kubelet.assigned(&format!("default/{name}"))?;
-        let slots = assigned.get(&("main".to_owned(), NIC.to_owned())).cloned();
         let given = assigned.get(&("main".to_owned(), GPU.to_owned())).cloned();
         let mut wanted: Vec<String> = gpus.iter().map(|gpu| uuid(*gpu)).collect();
         let mut given = given.unwrap_or_default();
@@ -169,6 +171,18 @@ impl Node {
             given == wanted,
             "the kubelet gave {given:?}, not {wanted:?}"
         );
+        Ok(admitted)
+    }
+
+    fn admitted(&self, pod: Pod) -> Result<Admitted> {
+        let known = node_wire::Pod {
+            namespace: "default".into(),
+            name: pod.metadata.name.clone(),
+            uid: Some(pod.metadata.uid.clone()),
+        };
+        self.kubelet.admit(pod)?;
+        let assigned = self.kubelet.assigned(&format!("default/{}", known.name))?;
+        let slots = assigned.get(&("main".to_owned(), NIC.to_owned())).cloned();
         Ok(Admitted {
             pod: known,
             slots: slots.unwrap_or_default(),
@@ -456,6 +470,57 @@ fn a_gpu_that_is_not_known_is_refused_unless_not_strict() -> Result<()> {
     let bound = relaxed.bind(&pod, "s1")?;
     assert_eq!(bound.slots.len(), 1);
     ensure!(bound.warnings[0].contains(&uuid(2)), "{:?}", bound.warnings);
+    Ok(())
+}
+
+/// As driver 570 writes it.
+fn information(address: &str, uuid: &str, minor: usize) -> String {
+    format!(
+        "Model: \t\t NVIDIA B200\nIRQ:   \t\t 1024\nGPU UUID: \t {uuid}\nVideo BIOS: \t 97.00.82.00.0f\n\
+         Bus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\n\
+         Bus Location: \t {address}\nDevice Minor: \t {minor}\nGPU Firmware: \t 570.86.15\n\
+         GPU Excluded:\t No\n"
+    )
+}
+
+/// A whole GPU, a share of time slicing, slices of MIG in both forms: each pod gets the NIC of its GPU. The
+/// minor numbers run against the PCI addresses, as on boards that number GPUs by module.
+fn a_gpu_is_known_by_each_name_of_nvidias_plugin() -> Result<()> {
+    let uuid = |gpu: usize| format!("GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16{gpu}");
+    let node = Node::with(LATE, &[], |tree| {
+        for (gpu, address) in GPUS.iter().enumerate() {
+            let path = format!("/proc/driver/nvidia/gpus/{address}/information");
+            tree.file(path, information(address, &uuid(gpu), 7 - gpu));
+        }
+    })?;
+    let directory = node.machine.settings().device_plugins;
+    let slice = "MIG-fc17df2b-5b8b-5e5c-9d1e-4f5d3a2b1c0d".to_owned();
+    let caps = [
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-caps/nvidia-cap12",
+    ];
+    let caps = caps.map(str::to_owned);
+    for (resource, gpu, id) in [
+        (GPU, 0, uuid(0)),
+        ("nvidia.com/gpu.shared", 2, format!("{}::3", uuid(2))),
+        ("nvidia.com/mig-1g.23gb", 5, slice),
+        ("nvidia.com/mig-2g.45gb", 6, format!("MIG-{}/2/0", uuid(6))),
+    ] {
+        let mut script = Script::default();
+        script.nodes.push(format!("/dev/nvidia{}", 7 - gpu));
+        script.nodes.extend(caps.clone());
+        let name = format!("nvidia-{gpu}");
+        let plugin = Plugin::serve(&directory, &format!("{name}.sock"), script)?;
+        plugin.list_healthy(&[&id]);
+        plugin.register(resource)?;
+        node.kubelet.wait_allocatable(resource, 1, WAIT_TIMEOUT)?;
+        let pod = Pod::with_limits(&name, &[(resource, 1), (NIC, 1)])?;
+        let bound = node.bind(&node.admitted(pod)?, &name);
+        let bound = bound.with_context(|| format!("{id}: {}", node.daemon.log()))?;
+        assert_eq!(hcas(&bound), [NICS[gpu]], "{id}");
+        ensure!(bound.warnings.is_empty(), "{:?}", bound.warnings);
+    }
     Ok(())
 }
 
