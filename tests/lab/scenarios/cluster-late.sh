@@ -90,7 +90,7 @@ show cat <<<"$checked"
 metrics() { (exec 3<>/dev/tcp/127.0.0.1/9834 && printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3 && cat <&3); }
 for pod in late-1 late-4; do
 	contains "$pod: the columns GPUS, AGE and STAGE" \
-		"^default/$pod +worker +rdma/nic +[^ ]+ +GPU[0-9] PIX +rdma[0-7] +move +[0-9./]+ +[0-9]+[sm] +slot_[0-9a-f]+_[0-9] +attached " "$checked"
+		"^default/$pod +worker +rdma/nic +[0-9a-f:.]+ +[0-9a-f:.]+ PIX +rdma[0-7] +move +[0-9./]+ +[0-9]+[sm] +slot_[0-9a-f]+_[0-9] +attached " "$checked"
 	contains "$pod: the metric of its alignment" \
 		"^rdma_device_plugin_alignment\{resource=\"rdma/nic\",pod_namespace=\"default\",pod_name=\"$pod\"\} 1\.0" "$(metrics)"
 done

@@ -68,7 +68,7 @@ for pod in 1 2; do
 done
 check "status in the container: what is held, and what is leased" in_daemon status
 contains "two units are held" "^$shared +shared( +[0-9]+){3} +63 +2$" "$checked"
-contains "two addresses are leased" '^192\.168\.111\.0/24 +default +- +2 ' "$checked"
+contains "two addresses are leased" '^192\.168\.111\.0/24 +default +- +254 +2 ' "$checked"
 show cat <<<"$checked"
 check "pods in the container knows both" in_daemon pods
 for pod in 1 2; do

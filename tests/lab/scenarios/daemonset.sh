@@ -8,7 +8,7 @@ perftest=/lab/manifests/examples/perftest
 daemonset=/tmp/daemonset.yaml
 
 ip link set eth0 name ens2f0
-make_hca ens2f0 mlx5_0
+make_hca_down ens2f0 mlx5_0
 # As systemd leaves it, and Kubernetes expects it.
 mount --make-rshared /
 start_containerd
@@ -18,6 +18,39 @@ start_kubelet
 check "the image comes in under a full name" ctr --namespace k8s.io image import /lab/node.tar
 image=$(ctr --namespace k8s.io image list --quiet | grep '^localhost/rdma-netdev:')
 contains "its name has the version" ':[0-9]+\.[0-9]+\.[0-9]+$' "$image"
+
+# The init container of docs/install.md, for the one HCA of this node.
+cat >/tmp/waits.yaml <<-POD
+	apiVersion: v1
+	kind: Pod
+	metadata: {name: waits}
+	spec:
+	  terminationGracePeriodSeconds: 1
+	  initContainers:
+	  - name: wait-for-rdma
+	    image: $image
+	    command: [rdmactl]
+	    args: [preflight, --wait, "120", --strict, --expect, "1", --only, "M01,M02,H,L01"]
+	    env: [{name: RDMA_HOST_ROOT, value: /host}]
+	    volumeMounts: [{name: sys, mountPath: /host/sys, readOnly: true}]
+	  containers:
+	  - name: main
+	    image: localhost/rdma-tools:1
+	    imagePullPolicy: IfNotPresent
+	    command: [sleep, infinity]
+	  volumes:
+	  - {name: sys, hostPath: {path: /sys, type: Directory}}
+POD
+kubelet-standin run-pod /tmp/waits.yaml >/tmp/waits.log 2>&1 &
+runs=$!
+is_waiting() { pgrep -f '^rdmactl preflight --wait'; }
+check "a pod's init container waits while the port is down" wait_for 60 is_waiting
+nap 5
+check "for as long as it is" is_waiting
+ip link set ens2f0 up
+active ens2f0 mlx5_0
+if wait $runs; then pass "with an active port the pod runs"; else fail "with an active port the pod runs" "$(</tmp/waits.log)"; fi
+check "it ends" kubelet-standin delete-pod waits
 
 daemonset $perftest/pools.json >$daemonset
 before=$(host_state)

@@ -110,7 +110,7 @@ check "pods: HCAs, GPUs, ages and stages" rdmactl pods -o wide
 show cat <<<"$checked"
 for pod in a b; do
 	contains "pod $pod: the columns HCA, GPUS, INTERFACE, AGE and STAGE" \
-		"^default/$pod +main +rdma/nic +${pci[$(hcas_of $pod)]} +GPU[01] PIX +net1 +move .* [0-9]+[sm] +$(units_of $pod rdma/nic) +attached " "$checked"
+		"^default/$pod +main +rdma/nic +${pci[$(hcas_of $pod)]} +$(units_of $pod amd.com/gpu) PIX +net1 +move .* [0-9]+[sm] +$(units_of $pod rdma/nic) +attached " "$checked"
 done
 check "all three end" kubelet-standin delete-pod a b c
 has_given_all_back "after three pods"

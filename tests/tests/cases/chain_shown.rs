@@ -12,7 +12,9 @@ use e2e::scene::{answer_of, refusal};
 use serde_json::{Value, json};
 
 use super::cni_late::WAIT_TIMEOUT;
-use super::cni_late_machine::{Admitted, GPU, LATE, METRICS, NETDEVS, NIC, NICS, Node, is_late};
+use super::cni_late_machine::{
+    Admitted, GPU, GPUS, LATE, METRICS, NETDEVS, NIC, NICS, Node, is_late,
+};
 
 const METRIC: &str = "rdma_device_plugin_alignment";
 
@@ -55,14 +57,11 @@ fn columns() -> Result<()> {
     let mut node = Node::new()?;
     node.restart(&LATE.replace("binding: late", "binding: late\n  bindAtStart: true"))?;
     let pod = node.admit("a", &[0, 6])?;
+    let near = |gpu: usize| format!("{} PIX", GPUS[gpu]);
     let rows = |stage, age| {
-        [(NICS[0], "GPU0 PIX"), (NICS[6], "GPU6 PIX")]
-            .map(|(hca, gpu)| ["default/a", hca, gpu, stage, age])
+        [0, 6].map(|nic: usize| ["default/a", NICS[nic], &near(nic), stage, age].map(str::to_owned))
     };
-    assert_eq!(
-        shown(&node)?,
-        [["default/a", "2 units", "GPU0, GPU6", "-", "-"]]
-    );
+    assert_eq!(shown(&node)?, [["default/a", "2 units", "-", "-", "-"]]);
     node.add(&pod, &json!({}))?;
     node.kubelet.run_options("default/a", "main")?;
     assert_eq!(shown(&node)?, rows("attached", "seconds"));
@@ -72,7 +71,7 @@ fn columns() -> Result<()> {
     node.remove(&pod)?;
     node.admit("b", &[1])?;
     node.kubelet.run_options("default/b", "main")?;
-    let started = ["default/b", NICS[1], "GPU1 PIX", "started", "-"];
+    let started = ["default/b", NICS[1], &near(1), "started", "-"];
     assert_eq!(shown(&node)?, [started]);
     Ok(())
 }

@@ -1,13 +1,14 @@
 //! What a person asks `rdmactl` on a node: `discover`, `preflight`, `status`, `pods`.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use e2e::bin_under_test::product;
 use e2e::case;
 use e2e::daemon::{Daemon, Machine};
@@ -19,6 +20,7 @@ pub(crate) const CASES: &[Case] = &[
     case!(discover_names_the_resources_and_the_gids, Root),
     case!(preflight_says_each_fault_and_ends_with_1, Root),
     case!(preflight_waits_until_nothing_fails, Root),
+    case!(the_init_container_of_the_docs_waits_for_all_ports, Root),
     case!(preflight_refuses_a_check_that_is_not_there),
     case!(preflight_lists_its_catalogue_as_a_document),
     case!(
@@ -165,6 +167,52 @@ fn preflight_waits_until_nothing_fails() -> Result<()> {
     assert!(stderr.contains("waiting: L01"), "{stderr}");
     // What it said while it waited is not in the document.
     assert_eq!(document(&output)?["checks"][0]["verdict"], "pass");
+    Ok(())
+}
+
+/// With its own arguments, and `/sys` alone, as it mounts it.
+fn the_init_container_of_the_docs_waits_for_all_ports() -> Result<()> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs/install.md");
+    let page = fs::read_to_string(page)?;
+    let mut blocks = page.split("```yaml\n").skip(1);
+    let block = blocks.find(|block| block.contains("initContainers:"));
+    let text = block.and_then(|block| block.split("```").next());
+    let pod: Value = serde_saphyr::from_str(text.context("no init container")?)?;
+    let container = &pod["spec"]["initContainers"][0];
+    assert_eq!(container["command"], json!(["rdmactl"]));
+    assert_eq!(container["volumeMounts"][0]["mountPath"], "/host/sys");
+    let root = json!({"name": "RDMA_HOST_ROOT", "value": "/host"});
+    assert_eq!(container["env"], json!([root]));
+    let arguments = container["args"].as_array().context("args")?;
+    let arguments = arguments.iter().filter_map(Value::as_str);
+    // Not for ten minutes, where it waits in vain.
+    let arguments = arguments.map(|one| if one == "600" { "60" } else { one });
+
+    let machine = Machine::laid(hca_trees::machine::a4)?;
+    for module in ["ib_uverbs", "rdma_ucm"] {
+        machine.tree.file(format!("/sys/module/{module}/refcnt"), 1);
+    }
+    for directory in ["/proc", "/dev"] {
+        fs::remove_dir_all(machine.tree.path(directory))?;
+    }
+    let port = "/sys/class/infiniband/mlx5_7/ports/1/state";
+    machine.tree.file(port, "1: DOWN");
+    let mut waiting = plugin(&[])?
+        .args(arguments)
+        .env("RDMA_HOST_ROOT", machine.tree.path("/"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let lines = BufReader::new(waiting.stderr.take().context("stderr")?).lines();
+    let mut lines = lines.map_while(Result::ok);
+    let first = lines.find(|line| line.contains("waiting: "));
+    assert!(waiting.try_wait()?.is_none(), "{first:?}");
+    let first = first.unwrap_or_default();
+    ensure!(first.contains("L01"), "{first}");
+    machine.tree.file(port, "4: ACTIVE");
+    let rest: Vec<String> = lines.collect();
+    let output = waiting.wait_with_output()?;
+    ensure!(output.status.success(), "{rest:#?} {}", said(&output));
     Ok(())
 }
 
