@@ -186,7 +186,11 @@ impl Answers {
     /// kubelet's own list is the newer one.
     pub(crate) fn held(&self) -> Vec<Held> {
         match (&self.kubelet, &self.daemon) {
-            (Ok(devices), _) => devices.held.iter().filter_map(ours).collect(),
+            (Ok(devices), daemon) => {
+                let pools = daemon.as_ref().ok().map(|daemon| daemon.pools.as_slice());
+                let held = devices.held.iter();
+                held.filter_map(|held| ours(held, pools)).collect()
+            }
             (Err(_), Ok(daemon)) => daemon.pools.iter().flat_map(held_by_daemon).collect(),
             (Err(_), Err(_)) => Vec::new(),
         }
@@ -297,10 +301,15 @@ fn held_by_daemon(pool: &PoolStatus) -> Vec<Held> {
 }
 
 /// Our units among a container's devices: the form of their names distinguishes them from other
-/// plugins'. A bare PCI address may be another plugin's.
-fn ours(held: &Held) -> Option<Held> {
+/// plugins'. A bare PCI address may be another plugin's, such as a GPU's: it is ours if the resource is one of
+/// the daemon's pools.
+fn ours(held: &Held, pools: Option<&[PoolStatus]>) -> Option<Held> {
+    let is_pool = pools.is_none_or(|pools| pools.iter().any(|one| one.resource == held.resource));
     let mut held = held.clone();
-    held.ids.retain(|id| is_ours(id));
+    held.ids.retain(|id| match id.parse() {
+        Ok(UnitId::Exclusive(_)) => is_pool,
+        unit => unit.is_ok(),
+    });
     (!held.ids.is_empty()).then_some(held)
 }
 
@@ -353,6 +362,34 @@ mod tests {
         };
         let kubelet = Err("no socket".into());
         Answers::new(Err("connection refused".into()), kubelet, files)
+    }
+
+    #[test]
+    fn a_gpu_with_a_pci_address_for_a_name_is_no_hca() {
+        let pool = PoolStatus {
+            resource: "rdma/a".into(),
+            ..PoolStatus::default()
+        };
+        let daemon = DaemonStatus {
+            pools: vec![pool],
+            ..DaemonStatus::default()
+        };
+        let held = vec![
+            held("rdma/a", &["0000:3b:00.0"]),
+            held("amd.com/gpu", &["0000:8f:00.0"]),
+            // Of a pool that is not configured any more.
+            held("rdma/b", &["pool_3e71787e_0"]),
+        ];
+        let answers = Answers {
+            daemon: Ok(daemon),
+            kubelet: Ok(Devices {
+                held,
+                allocatable: Vec::new(),
+            }),
+            ..unanswered()
+        };
+        let found: Vec<String> = answers.held().into_iter().map(|one| one.resource).collect();
+        assert_eq!(found, ["rdma/a", "rdma/b"]);
     }
 
     #[test]

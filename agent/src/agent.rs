@@ -281,7 +281,6 @@ impl Agent {
         };
         let found = api.documents().await;
         let (found, from) = found.map_err(|error| error.to_string())?;
-        found.into_iter().for_each(tell);
         api.look().await.map_err(|error| error.to_string())?;
         *lock(&store.fault) = None;
         for (space, worker) in &*lock(&self.workers) {
@@ -293,6 +292,8 @@ impl Agent {
                 let _ = worker.messages.send(Message::Missed);
             }
         }
+        // After that, so that each document is read once.
+        found.into_iter().for_each(tell);
         let watch = api.watch(&from, tell).await;
         watch.map_err(|error| error.to_string())
     }

@@ -27,7 +27,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use node::identity::boot_id;
 use node_server::http;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -110,15 +110,12 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     // What pods have is known before the first scan, so that none of it seems to be gone.
     let known_hcas = paths.clone();
     let reader: Reader = readers.reader("known", "the file of known HCAs", FIRST_FILES_TIMEOUT);
-    let memory =
+    let mut unread =
         reader.begin(move || Memory::load(&known_hcas.state_dir(), boot_id(&known_hcas.host.proc)));
     // On a node that boots it can take longer than the start waits.
-    let mut unread = memory.unwrap_or_else(|| oneshot::channel().1);
-    let memory = tokio::time::timeout(FIRST_FILES_TIMEOUT, &mut unread).await;
-    let (memory, unread) = match memory {
-        Ok(memory) => (memory.unwrap_or_default(), None),
-        Err(_) => (Memory::default(), Some(unread)),
-    };
+    let memory = daemon::read(&mut unread);
+    let memory = tokio::time::timeout(FIRST_FILES_TIMEOUT, memory).await;
+    let memory = memory.ok().flatten().unwrap_or_default();
     let reclaimed = watch::Sender::new(reclaim::Counts::default());
     let found = reclaimed.subscribe();
     services.spawn(reclaim::keep_reclaiming(

@@ -108,12 +108,15 @@ impl Memory {
         }
     }
 
-    /// Takes in what earlier daemons knew, read after this one began. What this one saw is newer.
+    /// Takes in what earlier daemons knew, read after this one began. What they knew of this boot stays: since
+    /// then a pod may hide some of it, and the next scan brings what is new.
     pub fn recall(&mut self, earlier: Self) {
         let seen = std::mem::replace(self, earlier);
         for (id, mut known) in seen.known {
-            known.boot.clone_from(&self.boot);
-            self.known.insert(id, known);
+            if self.of_this_boot(&id).is_none() {
+                known.boot.clone_from(&self.boot);
+                self.known.insert(id, known);
+            }
         }
         self.resources.extend(seen.resources);
         for (resource, hcas) in seen.pooled {

@@ -104,7 +104,7 @@ impl Inputs {
 }
 
 /// What is read, once it is.
-async fn read(unread: &mut Option<oneshot::Receiver<Memory>>) -> Option<Memory> {
+pub(super) async fn read(unread: &mut Option<oneshot::Receiver<Memory>>) -> Option<Memory> {
     let value = unread.as_mut()?.await;
     *unread = None;
     value.ok()

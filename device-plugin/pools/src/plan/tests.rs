@@ -939,3 +939,23 @@ fn what_an_earlier_daemon_knew_may_come_late() {
     assert_eq!(daemon.plan.missing, []);
     assert_eq!(daemon.plan.pools[0].members().len(), 1);
 }
+
+#[test]
+fn what_was_known_before_a_pod_took_the_netdev_is_not_lost_by_reading_it_late() {
+    let node = Node::new();
+    let config = config("mode: exclusive, select: { ifNames: [ens1] }");
+    let (mut daemon, now) = (Daemon::known(), Instant::now());
+    daemon.update(&config, &node.scan(), now);
+    let kept = node.keep(&daemon);
+    // In shared mode the RDMA device stays in sight.
+    node.tree.hide_netdev("ens1");
+    let mut daemon = Daemon::default();
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(daemon.plan.pools[0].members().len(), 0);
+    daemon
+        .history
+        .memory
+        .recall(Memory::load(kept.path(), String::new()));
+    daemon.update(&config, &node.scan(), now);
+    assert_eq!(daemon.plan.pools[0].members().len(), 1);
+}
