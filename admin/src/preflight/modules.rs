@@ -13,7 +13,7 @@ use crate::verdict::{Finding, NO_NIC};
 pub(super) fn checks() -> Vec<Check> {
     vec![
         check("M01", "node", Fail, "the RDMA core is in the kernel")
-            .reads("/sys/module: ib_core, ib_uverbs, rdma_ucm")
+            .reads("/sys/class/infiniband, infiniband_verbs, misc/rdma_cm")
             .remedy("modprobe ib_uverbs, and list it in /etc/modules-load.d")
             .each(node, m01_core),
         check(
@@ -111,29 +111,39 @@ fn half_of(driver: &str) -> Option<(&'static str, bool)> {
     known.map(|(_, half, bought_for_it)| (*half, *bought_for_it))
 }
 
+/// Modules of the RDMA core, and the class or device below `/sys/class` that each makes: one that is built in has
+/// no directory in `/sys/module` unless it has parameters (`kernel/params.c`).
+const CORE: [(&str, &str); 3] = [
+    ("ib_core", "infiniband"),
+    ("ib_uverbs", "infiniband_verbs"),
+    ("rdma_ucm", "misc/rdma_cm"),
+];
+
 fn m01_core(context: &Context, check: &Check, node: &()) -> Judged {
-    let modules = modules(context)?;
     if context.snapshot.inventory.rdma_devices().next().is_none() && candidates(context)?.is_empty()
     {
         return Err(Finding::not_applicable(NO_NIC));
     }
-    let missing = |wanted: &[&str]| {
-        let missing = wanted.iter().filter(|module| !modules.contains(**module));
-        missing.copied().collect::<Vec<_>>().join(" and ")
-    };
-    let core = missing(&["ib_core", "ib_uverbs"]);
-    Ok(if !core.is_empty() {
-        check.fault(
-            node,
-            &format!("{core} not in the kernel: there are no verbs"),
-        )
-    } else if !missing(&["rdma_ucm"]).is_empty() {
-        Finding::warn(
+    let mut missing = Vec::new();
+    for (module, made) in CORE {
+        let made = context.host.sys.join("class").join(made);
+        if read::names(context, &made)?.is_none() {
+            missing.push(module);
+        }
+    }
+    Ok(match missing.as_slice() {
+        [] => Finding::pass("ib_core, ib_uverbs and rdma_ucm are in the kernel"),
+        ["rdma_ucm"] => Finding::warn(
             "rdma_ucm is not in the kernel: connections by address (perftest -R, UCX, NVMe) fail",
             "modprobe rdma_ucm, and list it in /etc/modules-load.d",
-        )
-    } else {
-        Finding::pass("ib_core, ib_uverbs and rdma_ucm are in the kernel")
+        ),
+        [core @ ..] => check.fault(
+            node,
+            &format!(
+                "{} not in the kernel: there are no verbs",
+                core.join(" and ")
+            ),
+        ),
     })
 }
 

@@ -102,12 +102,17 @@ fn what_is_wrong_with_modules_is_found() {
     each_is_found(&[
         (
             "M01",
-            |n| n.take("/sys/module/ib_uverbs"),
+            |n| n.take("/sys/class/infiniband_verbs"),
             Fail,
             "ib_uverbs not in the kernel",
         ),
-        ("M01", |n| n.take("/sys/module/rdma_ucm"), Warn, "rdma_ucm"),
-        ("M01", |n| n.take("/sys/module"), Unknown, "/sys/module"),
+        (
+            "M01",
+            |n| n.take("/sys/class/misc/rdma_cm"),
+            Warn,
+            "rdma_ucm",
+        ),
+        ("M02", |n| n.take("/sys/module"), Unknown, "/sys/module"),
         (
             "M02",
             |n| n.take("/sys/bus/pci/devices/0000:91:00.0/driver"),
@@ -936,9 +941,7 @@ fn soft_roce_on_a_plain_nic_does_not_fail() {
     let node = Node::bare();
     let tree = &node.tree;
     tree.rdma_core(true);
-    for module in ["ib_core", "ib_uverbs", "rdma_ucm", "rdma_rxe"] {
-        tree.file(format!("/sys/module/{module}/refcnt"), 1);
-    }
+    tree.file("/sys/module/rdma_rxe/refcnt", 1);
     tree.netdev(&NetdevSpec {
         name: "eth1",
         mtu: 1500,

@@ -189,9 +189,6 @@ fn the_init_container_of_the_docs_waits_for_all_ports() -> Result<()> {
     let arguments = arguments.map(|one| if one == "600" { "60" } else { one });
 
     let machine = Machine::laid(hca_trees::machine::a4)?;
-    for module in ["ib_uverbs", "rdma_ucm"] {
-        machine.tree.file(format!("/sys/module/{module}/refcnt"), 1);
-    }
     for directory in ["/proc", "/dev"] {
         fs::remove_dir_all(machine.tree.path(directory))?;
     }

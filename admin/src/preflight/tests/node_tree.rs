@@ -91,14 +91,7 @@ impl Node {
 
     fn lay_modules(&self) {
         let tree = &self.tree;
-        let modules = [
-            "ib_core",
-            "ib_uverbs",
-            "rdma_ucm",
-            "mlx5_core",
-            "mlx5_ib",
-            "nvidia",
-        ];
+        let modules = ["mlx5_core", "mlx5_ib", "nvidia"];
         for module in modules {
             tree.file(format!("/sys/module/{module}/refcnt"), 1);
         }
