@@ -137,7 +137,7 @@ fn m01_core(context: &Context, check: &Check, node: &()) -> Judged {
             "rdma_ucm is not in the kernel: connections by address (perftest -R, UCX, NVMe) fail",
             "modprobe rdma_ucm, and list it in /etc/modules-load.d",
         ),
-        [core @ ..] => check.fault(
+        core => check.fault(
             node,
             &format!(
                 "{} not in the kernel: there are no verbs",
